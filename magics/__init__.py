@@ -1,0 +1,1 @@
+"""What knows IPython: the magics, the capture of a cell, output, errors."""

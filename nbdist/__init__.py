@@ -1,0 +1,59 @@
+"""nbdist: a notebook cell that runs on every device you have, and leaves your notebook as if it had run here.
+
+In a notebook::
+
+    %load_ext nbdist
+
+    %%distributed -n 2
+    model, loader = accelerator.prepare(model, loader)
+
+In a script::
+
+    import nbdist
+    nbdist.launch(train, config, ranks=2)
+
+Importing this package imports neither torch nor IPython: names are looked up when they are first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbdist.accelerator import Accelerator as Accelerator
+    from nbdist.launchers.launch import launch as launch
+    from nbdist.state import PartialState as PartialState
+    from nbdist.state import set_seed as set_seed
+
+__version__ = "0.1.0.dev0"
+
+_HOME_OF = {
+    "Accelerator": "nbdist.accelerator",
+    "PartialState": "nbdist.state",
+    "launch": "nbdist.launchers.launch",
+    "set_seed": "nbdist.state",
+}
+__all__ = ["Accelerator", "PartialState", "launch", "set_seed"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'nbdist' has no attribute {name!r}; it has: {', '.join(sorted(__all__))}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext nbdist`: register the magics and warm the supervisor in the background. torch is not imported."""
+    import_module("nbdist.magics").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext nbdist`: end every rank and take the magics away."""
+    import_module("nbdist.magics").unload(shell)

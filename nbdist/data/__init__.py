@@ -1,0 +1,1 @@
+"""Loaders: sharding the index stream, order, tails, resume."""

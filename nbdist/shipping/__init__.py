@@ -1,0 +1,1 @@
+"""How objects travel between the notebook and the ranks."""

@@ -1,0 +1,1 @@
+"""HOW a model is wrapped: one file a strategy, found through a registry."""

@@ -1,0 +1,1 @@
+"""What draws: ipywidgets and anywidget live here and nowhere else."""
