@@ -1,18 +1,39 @@
-"""Who am I: rank, world size, device, the step boundary at which ranks can agree to stop."""
+"""Who am I: rank, world size, device, barriers, main-process helpers, and the step boundary at which ranks can agree
+to stop.
+
+There is one set of facts per process and nobody changes them behind your back: `current()` reads them,
+    `PartialState` shows them.
+In a pool the process group is there already; under torchrun the first look starts it; otherwise this is the only
+process.
+"""
 
 from __future__ import annotations
 
+import atexit
+import builtins
+import functools
+import os
+import pickle
+import random
+import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, TypeVar
 from weakref import WeakSet
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StepBoundary:
     """Where all ranks of a training loop are in the same state: just after an optimizer step.
 
-    The Accelerator calls `passed` there; when nobody wants to stop that is an addition and a test (0.1 us). To stop, the worker's
-    control thread calls `freeze` on every rank, takes the largest answer, and `release`s every rank to it: all of
-    them run on to that very step and raise KeyboardInterrupt there, so that replicas stay equal.
+    The Accelerator calls `passed` there; when nobody wants to stop that is an addition and a test (0.1 us). To stop,
+    the worker's control thread calls `freeze` on every rank, takes the largest answer, and `release`s every rank to
+    it: all of them run on to that very step and raise KeyboardInterrupt there, so that replicas stay equal.
     """
 
     def __init__(self) -> None:
@@ -43,7 +64,9 @@ class StepBoundary:
             self.steps, self._frozen, self._target, self._cancelled = 0, False, None, False
 
     def freeze(self) -> int | None:
-        """Hold this rank at its next boundary. Returns the step it will be held at, None when it has passed none in this cell."""
+        """Hold this rank at its next boundary. Returns the step it will be held at, None when it has passed none in
+        this cell.
+        """
         with self._changed:
             if not self.steps:
                 return None
@@ -59,6 +82,383 @@ class StepBoundary:
 
 step_boundary = StepBoundary()
 
-# Called on a rank after a cell was interrupted, before anything else runs: strategies repair their wrappers here.
-# Held weakly, so that a dropped model does not stay: keep the object that owns the method alive.
+# Called after a cell was interrupted, before anything else runs: strategies repair their wrappers here. Call them on
+# every rank of the group when any rank was interrupted: what they rebuild must be rebuilt on all.
+# Held weakly, so that a dropped model does not stay: keep the callable itself alive (a bound method dies at once).
 interrupt_hooks: WeakSet[Callable[[], None]] = WeakSet()
+
+
+class DistributedType(StrEnum):
+    """The kind of distribution, with Accelerate's names."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+
+
+@dataclass(frozen=True)
+class Process:
+    """The facts about this process. `device` is a torch.device; each automatic choice has its reason beside it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: Any
+    device_reason: str
+    backend: str | None  # None: there is no process group
+    backend_reason: str
+
+
+_told: tuple[str, str] | None = None  # the device the worker has set, and why
+_known: tuple[Any, Process] | None = None  # the process group that the facts were read from, and the facts
+_seed = 0
+
+
+def use_device(device: str, reason: str) -> None:
+    """Fix the device of this process before anything asks: a CPU pool stays on the CPU even where there is a GPU."""
+    global _told, _known
+    _told, _known = (device, reason), None
+
+
+def current(cpu: bool = False) -> Process:
+    """The facts about this process; under torchrun the first call starts the process group.
+
+    Args:
+        cpu: stay on the CPU, whatever devices there are. Default: the device order is cuda, mps (one process only),
+            cpu.
+
+    Raises:
+        RuntimeError: there are more ranks on this machine than GPUs.
+    """
+    global _known
+    import torch
+    import torch.distributed as dist
+
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if _known is None or _known[0] is not group:
+        if group is not None:
+            local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+            device, why = _choose_device(local, dist.get_world_size(), cpu)
+            facts = Process(
+                dist.get_rank(),
+                local,
+                dist.get_world_size(),
+                device,
+                why,
+                dist.get_backend(),
+                "the process group was there",
+            )
+        elif "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ:
+            facts = _start_group(cpu)
+            group = dist.group.WORLD
+        else:
+            device, why = _choose_device(0, 1, cpu)
+            facts = Process(0, 0, 1, device, why, None, "one process: nothing to talk to")
+        _known = (group, facts)
+    facts = _known[1]
+    if cpu and facts.device.type != "cpu":
+        return replace(facts, device=torch.device("cpu"), device_reason="cpu=True was asked for")
+    return facts
+
+
+def _choose_device(local_rank: int, world_size: int, cpu: bool) -> tuple[Any, str]:
+    import torch
+
+    if cpu:
+        return torch.device("cpu"), "cpu=True was asked for"
+    if _told is not None:
+        return torch.device(_told[0]), _told[1]
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise RuntimeError(
+                f"local rank {local_rank} has no GPU: this machine has {count}. Start at most {count} ranks here, or ask for cpu=True."
+            )
+        return torch.device("cuda", local_rank), f"CUDA is available; local rank {local_rank} of {count} GPUs"
+    if world_size == 1 and torch.backends.mps.is_available():
+        return torch.device("mps"), "no CUDA, one process, MPS is available"
+    return torch.device("cpu"), "neither CUDA nor (for one process) MPS is available"
+
+
+def _start_group(cpu: bool) -> Process:
+    """Join the group that torchrun's environment describes."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    device, why = _choose_device(local, world, cpu)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend, because = "cpu:gloo,cuda:nccl", "tensors on GPUs travel by NCCL, those on the CPU by gloo"
+    else:
+        backend, because = "gloo", f"the device is {device.type}"
+    if int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == world and "lo" in {name for _, name in socket.if_nameindex()}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing of ours listens on other interfaces
+    dist.init_process_group(backend)
+    atexit.register(_end_group)
+    return Process(rank, local, world, device, why, dist.get_backend(), because)
+
+
+def _end_group() -> None:
+    import torch.distributed as dist
+
+    # After an error the other ranks may be anywhere: then leaving at once is better than a goodbye that can wait for
+    # them.
+    if dist.is_initialized() and not hasattr(sys, "last_type"):
+        dist.destroy_process_group()
+
+
+class Unsendable:
+    """Travels in place of a value that cannot be pickled, so that every rank hears of it."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def pack(value: Any) -> bytes:
+    """Pickle, by value where by reference fails (a lambda); an `Unsendable` where nothing helps."""
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        import cloudpickle
+
+        try:
+            return cloudpickle.dumps(value)
+        except Exception as error:
+            return pickle.dumps(Unsendable(f"{type(error).__name__}: {error}"))
+
+
+_MESSAGE = 512  # bytes of the one message that suffices for most exchanges; longer values take a second one
+
+
+def exchange(value: Any) -> list[Any]:
+    """Every rank's value, by rank. One small message when the values are small. A collective: all ranks call it.
+
+    Raises:
+        TypeError: a rank's value cannot be pickled; raised on all ranks, naming it.
+    """
+    me = current()
+    if me.world_size == 1:
+        return [value]
+    payload = pack(value)
+    device = message_device()
+    first = bytearray(_MESSAGE)
+    first[:8] = len(payload).to_bytes(8, "little")
+    first[8 : 8 + len(payload[: _MESSAGE - 8])] = payload[: _MESSAGE - 8]
+    parts = _all_bytes(first, me.world_size, device)
+    sizes = [int.from_bytes(part[:8], "little") for part in parts]
+    if max(sizes) > _MESSAGE - 8:
+        longest = max(sizes)
+        parts = _all_bytes(bytearray(payload).ljust(longest, b"\0"), me.world_size, device)
+        values = [pickle.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+    else:
+        values = [pickle.loads(part[8 : 8 + size]) for part, size in zip(parts, sizes, strict=True)]
+    for rank, got in enumerate(values):
+        if type(got) is Unsendable:
+            raise TypeError(f"what rank {rank} wants to send cannot be pickled: {got.reason}")
+    return values
+
+
+def all_gather(everyone: Any, own: Any) -> None:
+    """Fill a flat tensor with the ranks' flat tensors, one behind the other."""
+    import torch.distributed as dist
+
+    # all_gather_into_tensor got a new name in torch 2.13 and warns since.
+    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(everyone, own)
+
+
+def _all_bytes(mine: bytearray, world_size: int, device: Any) -> list[bytes]:
+    import torch
+
+    own = torch.frombuffer(mine, dtype=torch.uint8).to(device)
+    everyone = torch.empty(world_size * len(mine), dtype=torch.uint8, device=device)
+    all_gather(everyone, own)
+    raw = everyone.cpu().numpy().tobytes()
+    return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
+
+
+def message_device() -> Any:
+    """Where small messages travel: the CPU, unless the process group has no backend for it."""
+    import torch
+    import torch.distributed as dist
+
+    backend = dist.get_backend_config()
+    return torch.device("cpu") if "cpu:" in str(backend) else current().device
+
+
+def wait_for_everyone() -> None:
+    """Wait until every rank is here. A rank that is in another operation of this package instead makes all of them
+    raise.
+    """
+    agree("wait_for_everyone", None)
+
+
+class PartialState:
+    """A read-only view of this process, with Accelerate's names.
+
+    Args:
+        cpu: stay on the CPU, whatever devices there are.
+    """
+
+    def __init__(self, cpu: bool = False) -> None:
+        self._process = current(cpu)
+
+    @property
+    def process_index(self) -> int:
+        return self._process.rank
+
+    @property
+    def local_process_index(self) -> int:
+        return self._process.local_rank
+
+    @property
+    def num_processes(self) -> int:
+        return self._process.world_size
+
+    @property
+    def device(self) -> Any:
+        return self._process.device
+
+    @property
+    def backend(self) -> str | None:
+        return self._process.backend
+
+    @property
+    def use_distributed(self) -> bool:
+        return self._process.world_size > 1
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        if self._process.world_size == 1:
+            return DistributedType.NO
+        return DistributedType.MULTI_GPU if self._process.device.type == "cuda" else DistributedType.MULTI_CPU
+
+    @property
+    def is_main_process(self) -> bool:
+        return self._process.rank == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return self._process.local_rank == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        return self._process.rank == self._process.world_size - 1
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every rank is here. A rank that is in another collective instead makes all of them raise."""
+        wait_for_everyone()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, once: on the main process."""
+        if self.is_main_process:
+            builtins.print(*args, **kwargs)
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """The main process runs the body first, then the others do. If it fails there, it fails everywhere."""
+        with self._first(self.is_main_process, "main process"):
+            yield
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """On each machine the first process runs the body first. If it fails on one, it fails everywhere."""
+        with self._first(self.is_local_main_process, "local main process"):
+            yield
+
+    @contextmanager
+    def _first(self, leads: bool, who: str) -> Iterator[None]:
+        if not leads:
+            for failure in agree(f"{who} first", None):
+                if failure is not None:
+                    raise RuntimeError(f"{who} failed: {failure}")
+            yield
+            return
+        try:
+            yield
+        except (KeyboardInterrupt, GeneratorExit):  # a stop reaches the others by itself
+            raise
+        except BaseException as error:
+            agree(f"{who} first", str(error) or type(error).__name__)
+            raise
+        for failure in agree(f"{who} first", None):
+            if failure is not None:  # another machine's first process
+                raise RuntimeError(f"{who} failed: {failure}")
+
+    def on_main_process(self, function: F) -> F:
+        """Decorator: the function runs on the main process only; elsewhere it returns None."""
+        return _only(function, self.is_main_process)
+
+    def on_local_main_process(self, function: F) -> F:
+        """Decorator: the function runs on each machine's first process only."""
+        return _only(function, self.is_local_main_process)
+
+    def on_last_process(self, function: F) -> F:
+        """Decorator: the function runs on the last process only."""
+        return _only(function, self.is_last_process)
+
+    def __repr__(self) -> str:
+        me = self._process
+        return f"PartialState(process {me.rank} of {me.world_size}, device {me.device}: {me.device_reason}; {me.backend or 'no'} group)"
+
+
+def _only(function: F, here: bool) -> F:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if here else None
+
+    return call  # type: ignore[return-value]
+
+
+def agree(operation: str, value: Any) -> list[Any]:
+    """`exchange` that also checks that all ranks are in the same operation.
+
+    Raises:
+        RuntimeError: they are not; on every rank, naming each rank's operation and the line it was called from.
+    """
+    if current().world_size == 1:
+        return [value]
+    answers = exchange((operation, _caller(), value))
+    if any(answer[0] != operation for answer in answers):
+        told = "; ".join(f"rank {rank} is in {answer[0]} ({answer[1]})" for rank, answer in enumerate(answers))
+        raise RuntimeError(f"the ranks are not in the same operation: {told}")
+    return [answer[2] for answer in answers]
+
+
+def _caller() -> str:
+    """File and line of the innermost frame outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("nbdist.", "contextlib")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed random, numpy and torch, and the order of prepared loaders that have no generator of their own.
+
+    Args:
+        seed: any integer.
+        device_specific: add the rank, so that dropout and augmentation differ by rank; loaders keep one order on all
+            ranks.
+        deterministic: also ask torch for deterministic algorithms.
+    """
+    global _seed
+    import numpy
+    import torch
+
+    _seed = seed
+    if device_specific:
+        seed += current().rank
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # every device's generator too
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def data_seed() -> int:
+    """The seed of prepared loaders without a generator of their own: that of the last `set_seed`, 0 before the
+    first.
+    """
+    return _seed

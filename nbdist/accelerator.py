@@ -1,0 +1,402 @@
+"""Accelerator: what a training loop holds. The names are Hugging Face Accelerate's; it delegates, and no backend is
+named here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from nbdist import collectives, state, strategies
+from nbdist.data import loader as loaders
+from nbdist.data.loader import Cursor
+from nbdist.shipping.exporters import register_exporter
+from nbdist.state import DistributedType, PartialState
+from nbdist.strategies.optimizer import PreparedOptimizer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Accelerate's arguments that a later version brings, with the values that mean what happens now.
+_LATER: dict[str, tuple[Any, ...]] = {
+    "split_batches": (False,),
+    "mixed_precision": (None, "no"),
+    "gradient_accumulation_steps": (1,),
+    "dataloader_config": (None,),
+    "deepspeed_plugin": (None,),
+    "deepspeed_plugins": (None,),
+    "fsdp_plugin": (None,),
+    "megatron_lm_plugin": (None,),
+    "rng_types": (None,),
+    "log_with": (None,),
+    "project_dir": (None,),
+    "project_config": (None,),
+    "gradient_accumulation_plugin": (None,),
+    "step_scheduler_with_optimizer": (True,),
+    "dynamo_backend": (None, "no"),
+    "dynamo_plugin": (None,),
+    "parallelism_config": (None,),
+}
+
+
+@dataclasses.dataclass
+class DistributedDataParallelKwargs:
+    """Options for torch's DistributedDataParallel, by its own names; what is None is left to torch."""
+
+    dim: int = 0
+    broadcast_buffers: bool | None = None
+    bucket_cap_mb: int | None = None
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+
+class Accelerator:
+    """The front object of a training loop.
+
+    Args:
+        device_placement: bring models and batches to this rank's device. Default True.
+        cpu: stay on the CPU, whatever devices there are.
+        kwargs_handlers: options for what lies underneath: `DistributedDataParallelKwargs`.
+        strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
+
+    Raises:
+        TypeError: an argument that nobody knows. NotImplementedError: one of Accelerate's that is not available yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        device_placement: bool = True,
+        cpu: bool = False,
+        kwargs_handlers: list[Any] | None = None,
+        strategy: str | None = None,
+        **later: Any,
+    ) -> None:
+        _refuse(later)
+        self.state = PartialState(cpu)
+        self.device = self.state.device
+        self.device_placement = device_placement
+        options: dict[str, Any] = {}
+        for handler in kwargs_handlers or ():
+            if not isinstance(handler, DistributedDataParallelKwargs):
+                raise TypeError(
+                    f"kwargs_handlers: {type(handler).__name__} is not known; there is DistributedDataParallelKwargs"
+                )
+            options = {name: value for name, value in dataclasses.asdict(handler).items() if value is not None}
+        process = state.current(cpu)
+        if options and (strategy or strategies.choose(process)[0]) != "ddp":
+            options = {}  # one process: there is nothing that they could change
+        self._strategy = strategies.create(strategy, process, **options)
+        self._ranks = self._strategy.data_parallel_size
+        self._live: list[Cursor | None] = [None]  # running iterators of prepared loaders, the newest last
+        # The last seed of backward and what it was made for: in most loops it is the same at every step.
+        self._seed: tuple[Any, ...] = (None, None, None, None, None)
+
+    # ------------------------------------------------------------------ who am I
+    @property
+    def num_processes(self) -> int:
+        return self.state.num_processes
+
+    @property
+    def process_index(self) -> int:
+        return self.state.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        return self.state.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        return self.state.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return self.state.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        return self.state.is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        return self.state.use_distributed
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        return self._strategy.distributed_type
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this step's gradients are complete. Without an accumulation window they always are."""
+        return True
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every rank is here."""
+        self.state.wait_for_everyone()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, once: on the main process."""
+        self.state.print(*args, **kwargs)
+
+    def main_process_first(self) -> Any:
+        """Context: the main process runs the body first. If it fails there, it fails on every rank."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> Any:
+        """Context: each machine's first process runs the body first. If it fails on one, it fails on every rank."""
+        return self.state.local_main_process_first()
+
+    def on_main_process(self, function: F) -> F:
+        """Decorator: the function runs on the main process only; elsewhere it returns None."""
+        return self.state.on_main_process(function)
+
+    def on_local_main_process(self, function: F) -> F:
+        """Decorator: the function runs on each machine's first process only."""
+        return self.state.on_local_main_process(function)
+
+    def on_last_process(self, function: F) -> F:
+        """Decorator: the function runs on the last process only."""
+        return self.state.on_last_process(function)
+
+    # ------------------------------------------------------------------ prepare
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Wrap models, optimizers and loaders; anything else passes through as the same object. All ranks call it
+        alike.
+
+        Args:
+            *args: objects in any order, also inside lists, tuples and dicts. One that is prepared already comes back
+                as it is.
+            device_placement: for each argument, whether it is brought to the device. Default: as the Accelerator was
+                told.
+
+        Returns:
+            One object for one argument, else a tuple in the order of the arguments.
+        """
+        placement = device_placement or [self.device_placement] * len(args)
+        if len(placement) != len(args):
+            raise ValueError(f"device_placement has {len(placement)} entries for {len(args)} arguments")
+        done: dict[int, Any] = {}
+        # Models first: an optimizer is bound to what its model has become, in whatever order they were named.
+        for kind in (self._prepare_models, self._prepare_rest):
+            for argument, placed in zip(args, placement, strict=True):
+                kind(argument, placed, done)
+        results = tuple(_replaced(argument, done) for argument in args)
+        return results[0] if len(results) == 1 else results
+
+    def _prepare_models(self, value: Any, placed: bool, done: dict[int, Any]) -> None:
+        for item in _inside(value):
+            if isinstance(item, torch.nn.Module) and id(item) not in done:
+                done[id(item)] = self.prepare_model(item, device_placement=placed)
+
+    def _prepare_rest(self, value: Any, placed: bool, done: dict[int, Any]) -> None:
+        for item in _inside(value):
+            if id(item) in done:
+                continue
+            if isinstance(item, torch.optim.Optimizer):
+                done[id(item)] = self.prepare_optimizer(item, device_placement=placed)
+            elif isinstance(item, DataLoader):
+                done[id(item)] = self.prepare_data_loader(item, device_placement=placed)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """The model on this rank's device, wrapped by the strategy.
+
+        Args:
+            model: it is changed in nothing but its device; `unwrap_model` gives this very object back.
+            device_placement: whether it is brought to the device. Default: as the Accelerator was told.
+            evaluation_mode: leave it unwrapped: nothing will be trained.
+        """
+        if self.device_placement if device_placement is None else device_placement:
+            model.to(self.device)
+        return model if evaluation_mode else self._strategy.wrap(model)
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> PreparedOptimizer:
+        """The optimizer, bound to the prepared parameters and with the step boundary behind its `step`."""
+        if isinstance(optimizer, PreparedOptimizer):
+            return optimizer
+        self._strategy.rebind(optimizer)
+        return PreparedOptimizer(optimizer)
+
+    def prepare_data_loader(self, data_loader: DataLoader, device_placement: bool | None = None) -> DataLoader:
+        """The loader, still of the user's class, with its samples split over the ranks and its batches brought to
+        the device.
+
+        Full steps give each rank `batch_size` samples. The last step is split evenly; a rank that gets none repeats
+        rank 0's samples with weight 0. Order is a function of (seed, epoch): the seed of the loader's generator,
+        else of `set_seed`.
+        """
+        placed = self.device_placement if device_placement is None else device_placement
+        device = self.device if placed and self.device.type != "cpu" else None
+        strategy = self._strategy
+        return loaders.prepare_loader(
+            data_loader, strategy.data_parallel_rank, strategy.data_parallel_size, self._live, device
+        )
+
+    def unwrap_model(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> Any:
+        """The user's own model object.
+
+        Args:
+            model: what `prepare` returned, or torch.compile of it, or a bare model (which comes back as it is).
+            keep_fp32_wrapper: no effect: forward is never replaced.
+            keep_torch_compile: False also takes off a torch.compile that the user had put on before.
+        """
+        inner = self._strategy.unwrap(model)
+        if inner is model and (compiled := _compiled(model)) is not None:
+            deeper = self._strategy.unwrap(compiled)
+            inner = deeper if deeper is not compiled else model
+        while not keep_torch_compile and (compiled := _compiled(inner)) is not None:
+            inner = compiled
+        return inner
+
+    # ------------------------------------------------------------------ the step
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
+        """Backward, so that the ranks together have the gradient that one process would have from all their samples.
+
+        Args:
+            loss: a mean, with one element.
+            weight: how many things it is the mean of, a number or a 0-dim tensor. Default: the real rows of the
+                batch in hand of the newest running prepared loader (its ranks' sizes are known without
+                communication), or the same for every rank when there is none. An explicit weight costs one tiny
+                all-reduce, so pass it on all ranks or on none. A tensor on a device is not synchronised. On a rank
+                whose batch is only a stand-in it counts as 0.
+            **kwargs: retain_graph, create_graph, inputs, as torch has them.
+
+        Raises:
+            ValueError: a negative weight. RuntimeError: the loss has more than one element.
+        """
+        cursor = self._live[-1]
+        if cursor is not None:
+            cursor.position.used = True
+        if weight is not None:
+            factor = self._share(weight, cursor is None or cursor.local > 0)
+            if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
+                loss = loss.float() if loss.dtype in _HALF else loss
+                self._strategy.backward(loss, factor.to(loss.dtype).expand(_one_element(loss)), **kwargs)
+                return
+        elif cursor is None:
+            factor = 1.0
+        else:
+            factor = cursor.local * self._ranks / cursor.total
+        if factor != 1.0 and loss.dtype in _HALF:
+            loss = loss.float()  # a half seed would round the factor: 1/3 becomes 0.33398
+        known = self._seed
+        if known[0] != factor or known[1] is not loss.dtype or known[2] != loss.shape or known[3] != loss.device:
+            seed = torch.full(_one_element(loss), factor, dtype=loss.dtype, device=loss.device)
+            known = self._seed = (factor, loss.dtype, loss.shape, loss.device, seed)
+        self._strategy.backward(loss, known[4], **kwargs)
+
+    def _share(self, weight: float | torch.Tensor, real: bool) -> Any:
+        """What this rank's mean enters the joint mean with: its weight over the mean weight; 0 where all weights
+        are 0.
+        """
+        if not isinstance(weight, torch.Tensor) and not weight >= 0:
+            raise ValueError(
+                f"weight is {weight}; it is how many things the loss is the mean of, so it cannot be negative"
+            )
+        if isinstance(weight, torch.Tensor) and weight.numel() != 1:
+            raise ValueError(f"weight has shape {tuple(weight.shape)}; it is one number")
+        on_device = self.device.type == "cuda" or (isinstance(weight, torch.Tensor) and weight.device.type != "cpu")
+        if not on_device:
+            mine = float(weight) if real else 0.0
+            total = mine
+            if self._ranks > 1:
+                message = torch.tensor(mine, dtype=torch.float64)
+                dist.all_reduce(message)
+                total = message.item()
+            return mine * self._ranks / total if total else 0.0
+        with torch.no_grad():
+            exact = torch.float32 if self.device.type == "mps" else torch.float64
+            local = torch.as_tensor(weight, dtype=exact, device=self.device).reshape(()) * real
+            joint = local.clone()
+            if self._ranks > 1:
+                dist.all_reduce(joint)
+            return torch.where(joint > 0, local * self._ranks / joint, 0.0)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the gradients of these parameters, in place, by their joint norm. Returns the norm before, a 0-dim
+        tensor.
+        """
+        return self._strategy.clip(parameters, max_norm, norm_type)
+
+    # ------------------------------------------------------------------ collectives
+    def gather(self, tensor: Any) -> Any:
+        """The nested values of all ranks, joined, on every rank: see `nbdist.collectives.gather`."""
+        return collectives.gather(tensor)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The sum, mean, max or min over the ranks: see `nbdist.collectives.reduce`."""
+        return collectives.reduce(tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+        """Each tensor padded to the largest size over the ranks: see `nbdist.collectives.pad_across_processes`."""
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    def __repr__(self) -> str:
+        strategy = self._strategy
+        return (
+            f"Accelerator(process {self.process_index} of {self.num_processes}, device {self.device}, "
+            f"strategy {strategy.name}: {strategy.reason})"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(_STAYS)
+
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_STAYS = "an Accelerator belongs to its rank"
+
+
+def _refuse(later: dict[str, Any]) -> None:
+    """Arguments that are not there: an error, unless the value asks for what happens anyway."""
+    for name, value in later.items():
+        if name not in _LATER:
+            known = "device_placement, cpu, kwargs_handlers, strategy"
+            raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
+        if not any(value is harmless or value == harmless for harmless in _LATER[name]):
+            raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")
+
+
+def _one_element(loss: torch.Tensor) -> torch.Size:
+    if loss.numel() != 1:
+        raise RuntimeError(f"backward needs a loss with one element, a mean; this one has shape {tuple(loss.shape)}")
+    return loss.shape
+
+
+def _compiled(model: Any) -> Any:
+    """What torch.compile has wrapped; None when it has not."""
+    return getattr(model, "_orig_mod", None)
+
+
+def _inside(value: Any) -> list[Any]:
+    """The objects in plain tuples, lists and dicts."""
+    if type(value) is dict:
+        value = list(value.values())
+    if type(value) in (list, tuple):
+        return [item for one in value for item in _inside(one)]
+    return [value]
+
+
+def _replaced(value: Any, done: dict[int, Any]) -> Any:
+    """`value` with what was prepared in place of the originals; the very object where nothing in it was."""
+    if type(value) is dict:
+        items = {key: _replaced(item, done) for key, item in value.items()}
+        return items if any(items[key] is not value[key] for key in items) else value
+    if type(value) in (list, tuple):
+        new = [_replaced(item, done) for item in value]
+        return type(value)(new) if any(one is not other for one, other in zip(new, value, strict=True)) else value
+    return done.get(id(value), value)
+
+
+register_exporter(PreparedOptimizer, unwrap=lambda prepared: prepared.optimizer)
+register_exporter(loaders.Prepared, unwrap=loaders.user_loader)
+register_exporter(Accelerator, stays=_STAYS)

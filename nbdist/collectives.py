@@ -1,0 +1,371 @@
+"""gather, reduce, broadcast and pad over nested values: any shapes, any nesting, objects too.
+
+Each call first exchanges one small message (what every rank brings, and from which line), so a mismatch is the same
+Python exception on every rank and never reaches the backend. Then the data travel as bytes: no dtype is ever converted.
+
+A nested value is tuples (named ones too), lists and dicts, with at their ends
+* tensors: joined along dim 0, whatever their lengths; 0-dim ones become one entry a rank;
+* numbers: become a tensor with one entry a rank;
+* lists without a tensor in them: joined;
+* None: stays, when it is None everywhere;
+* other objects: become a list with one entry a rank.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from nbdist import state
+
+_ALIGNED = 16  # bytes: a slice that starts there can be viewed as any dtype
+
+
+class Leaf(NamedTuple):
+    path: str  # where it is in the nested value, as one would index it
+    kind: str  # what must be equal on all ranks
+    value: Any
+
+
+def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
+    """The ends of a nested value, in order."""
+    if isinstance(value, torch.Tensor):
+        layout = "" if value.layout is torch.strided and not value.is_quantized else f" {value.layout} (cannot travel)"
+        yield Leaf(path, f"a {value.dim()}-dim tensor of {_name(value.dtype)} on {value.device.type}{layout}", value)
+    elif value is None:
+        yield Leaf(path, "None", value)
+    elif isinstance(value, bool | int | float | complex):
+        yield Leaf(path, f"a number of type {type(value).__name__}", value)
+    elif isinstance(value, Mapping):
+        yield Leaf(path, f"a dict with keys {list(value)}", value)
+        for key, item in value.items():
+            yield from leaves(item, f"{path}[{key!r}]")
+    elif isinstance(value, tuple) or (isinstance(value, list) and _has_tensor(value)):
+        yield Leaf(path, f"a {type(value).__name__} of {len(value)}", value)
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
+    elif isinstance(value, list):
+        yield Leaf(path, "a list of objects", value)
+    else:
+        yield Leaf(path, "an object", value)
+
+
+def rebuilt(value: Any, results: Iterator[Any]) -> Any:
+    """A nested value like `value`, with the next result at each of its ends."""
+    if isinstance(value, Mapping):
+        next(results)
+        items = {key: rebuilt(item, results) for key, item in value.items()}
+        return items if type(value) is dict else _like(value, items)
+    if isinstance(value, tuple) or (isinstance(value, list) and _has_tensor(value)):
+        next(results)
+        done = [rebuilt(item, results) for item in value]
+        if isinstance(value, list):
+            return done
+        return type(value)(*done) if hasattr(value, "_fields") else type(value)(done)
+    return next(results)
+
+
+def _like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    try:
+        return type(value)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_tensor(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_tensor(item) for item in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _meet(operation: str, ends: list[Leaf], carried: list[Any], same_shape: bool = False) -> list[Any]:
+    """Tell each other what we bring. Returns each rank's (shapes, carried).
+
+    Raises:
+        ValueError: the nested values do not fit together; on every rank, with the ranks and what each brings.
+    """
+    shapes = [tuple(end.value.shape) if isinstance(end.value, torch.Tensor) else None for end in ends]
+    answers = state.agree(operation, ([(end.path, end.kind) for end in ends], shapes, carried))
+    first, first_shapes, _ = answers[0]
+    for said, said_shapes, _ in answers[1:]:
+        if said != first or (same_shape and said_shapes != first_shapes):
+            raise ValueError(_mismatch(operation, answers))
+    for path, kind in first:
+        if kind.endswith("(cannot travel)"):
+            raise TypeError(f"{operation}: {_at(path)}is {kind.removesuffix(' (cannot travel)')}; make it dense first")
+    return [(said_shapes, its) for _, said_shapes, its in answers]
+
+
+def _mismatch(operation: str, answers: list[Any]) -> str:
+    """The first place where the ranks differ."""
+
+    def brings(answer: Any, index: int) -> tuple[str, str]:
+        kinds, shapes, _ = answer
+        if index >= len(kinds):
+            return "", "nothing there"
+        path, kind = kinds[index]
+        return path, kind if shapes[index] is None else f"{kind}, shape {shapes[index]}"
+
+    for index in range(max(len(answer[0]) for answer in answers)):
+        told = [brings(answer, index) for answer in answers]
+        if len(set(told)) > 1:
+            ranks = "; ".join(f"rank {rank} brings {what}" for rank, (_, what) in enumerate(told))
+            return f"{operation}: {_at(next((path for path, _ in told if path), ''))}the ranks do not fit together: {ranks}"
+    return f"{operation}: the ranks do not fit together"
+
+
+def _at(path: str) -> str:
+    return f"at value{path}, " if path else ""
+
+
+def _tensors_of_all(mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]]) -> list[list[torch.Tensor]]:
+    """Every rank's tensors (outer index: rank), with one collective for each kind of device."""
+    everyone: list[list[Any]] = [[None] * len(mine) for _ in shapes]
+    by_device: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(mine):
+        by_device.setdefault(tensor.device, []).append(index)
+    for device, indices in by_device.items():
+        places = []  # by rank: where each tensor starts, and the length of the whole
+        for theirs in shapes:
+            at, starts = 0, []
+            for index in indices:
+                starts.append(at)
+                at += -(-_numel(theirs[index]) * mine[index].element_size() // _ALIGNED) * _ALIGNED
+            places.append((starts, at))
+        length = max(total for _, total in places)
+        own = torch.empty(length, dtype=torch.uint8, device=device)
+        for index, start in zip(indices, places[state.current().rank][0], strict=True):
+            flat = mine[index].detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            own[start : start + flat.numel()] = flat
+        out = torch.empty(length * len(shapes), dtype=torch.uint8, device=device)
+        if length:
+            state.all_gather(out, own)
+        for rank, (starts, _) in enumerate(places):
+            for index, start in zip(indices, starts, strict=True):
+                size = _numel(shapes[rank][index]) * mine[index].element_size()
+                piece = out[rank * length + start : rank * length + start + size]
+                everyone[rank][index] = piece.view(mine[index].dtype).reshape(shapes[rank][index])
+    return everyone
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def gather(tensor: Any) -> Any:
+    """The values of all ranks, joined, on every rank; lengths may differ (see the top of this module for what joins
+    how).
+
+    Raises:
+        ValueError: the ranks' values differ in structure, dtype, number of dimensions or a size other than the first;
+            on every rank, naming the ranks.
+    """
+    ends = list(leaves(tensor))
+    carried = [end.value for end in ends if _kind(end) == "carried"]
+    answers = _meet("gather", ends, carried)
+    mine = [end.value for end in ends if _kind(end) == "tensor"]
+    where = [index for index, end in enumerate(ends) if _kind(end) == "tensor"]
+    shapes = [[theirs[index] for index in where] for theirs, _ in answers]
+    for column, index in enumerate(where):
+        if len({shape[column][1:] for shape in shapes}) > 1:
+            told = "; ".join(f"rank {rank} has {shape[column]}" for rank, shape in enumerate(shapes))
+            raise ValueError(
+                f"gather: {_at(ends[index].path)}shapes may differ in the first dimension only: {told}. "
+                "pad_across_processes(value, dim=...) makes the others equal."
+            )
+    everyone = _tensors_of_all(mine, shapes) if len(answers) > 1 else [mine]
+    results: list[Any] = []
+    columns, objects = iter(range(len(mine))), iter(range(len(carried)))
+    for end in ends:
+        if _kind(end) == "tensor":
+            column = next(columns)
+            pieces = [theirs[column] for theirs in everyone]
+            if not end.value.dim():
+                results.append(torch.stack([piece.detach() for piece in pieces]))
+            else:
+                results.append(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+        elif _kind(end) == "carried":
+            column = next(objects)
+            values = [theirs[column] for _, theirs in answers]
+            if isinstance(end.value, bool | int | float | complex):
+                results.append(torch.tensor(values, dtype=_number_dtype(end.value)))
+            elif isinstance(end.value, list):
+                results.append([item for value in values for item in value])
+            else:
+                results.append(values)
+        else:
+            results.append(end.value)
+    return rebuilt(tensor, iter(results))
+
+
+def _kind(end: Leaf) -> str:
+    if isinstance(end.value, torch.Tensor):
+        return "tensor"
+    if end.value is None or end.kind.startswith(("a dict", "a tuple")) or isinstance(end.value, tuple | Mapping):
+        return "structure"
+    if isinstance(end.value, list) and end.kind != "a list of objects":
+        return "structure"
+    return "carried"
+
+
+def _number_dtype(value: Any) -> Any:
+    return torch.int64 if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def gather_object(object: Any) -> list[Any]:
+    """Every rank's picklable object, by rank; lists are joined: [0] and [1, 2] give [0, 1, 2]."""
+    values = state.agree("gather_object", object)
+    lists = [isinstance(value, list) for value in values]
+    if all(lists):
+        return [item for value in values for item in value]
+    if any(lists):
+        told = "; ".join(f"rank {rank} brings a {type(value).__name__}" for rank, value in enumerate(values))
+        raise ValueError(f"gather_object: either every rank brings a list (they are joined) or none does: {told}")
+    return values
+
+
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+    """Sum, mean, max or min of nested tensors (and numbers) over the ranks, as new tensors of the same dtype.
+
+    Half precision is added up in float32 and rounded once. Numbers become 0-dim tensors.
+
+    Args:
+        tensor: a nested value; its tensors have the same shapes on all ranks.
+        reduction: "mean", "sum", "max", "min"; "none" only scales.
+        scale: what the result is multiplied by.
+
+    Raises:
+        ValueError: an unknown reduction, or the ranks' values differ in structure, dtype or shape; on every rank.
+        TypeError: the result would not be of the tensor's dtype (a mean of integers, a sum of bools), or an end is
+            no number.
+    """
+    if reduction not in ("mean", "sum", "max", "min", "none"):
+        raise ValueError(f"reduction is {reduction!r}; there are 'mean', 'sum', 'max', 'min' and 'none'")
+    ends = list(leaves(tensor))
+    answers = _meet(f"reduce({reduction})", ends, [], same_shape=True)
+    results: list[Any] = []
+    for end in ends:
+        value = end.value
+        if isinstance(value, bool | int | float | complex):
+            value = torch.tensor(value, dtype=_number_dtype(value))
+        if isinstance(value, torch.Tensor):
+            results.append(_reduced(value.detach(), reduction, scale, len(answers), end.path))
+        elif _kind(end) == "structure":
+            results.append(value)
+        else:
+            raise TypeError(f"reduce: {_at(end.path)}there is {end.kind}; only tensors and numbers can be reduced")
+    return rebuilt(tensor, iter(results))
+
+
+def _reduced(value: torch.Tensor, reduction: str, scale: float, ranks: int, path: str) -> torch.Tensor:
+    dtype, exact = value.dtype, value.is_floating_point() or value.is_complex()
+    if not exact and (reduction == "mean" or scale != 1.0 or (dtype is torch.bool and reduction == "sum")):
+        what = f"the {reduction} of" if scale == 1.0 else f"a scale of {scale} on"
+        raise TypeError(
+            f"reduce: {_at(path)}{what} a {_name(dtype)} tensor is not {_name(dtype)}; convert it first (.float())"
+        )
+    work = value.clone(memory_format=torch.contiguous_format)
+    if dtype is torch.bool:
+        work = work.to(torch.uint8)
+    elif dtype in (torch.float16, torch.bfloat16) and reduction in ("sum", "mean"):
+        work = work.float()
+    if ranks > 1 and reduction != "none":
+        operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(reduction, dist.ReduceOp.SUM)
+        if work.device.type == "cpu" and state.message_device().type != "cpu":
+            raise RuntimeError("the process group has no backend for CPU tensors; move the value to the device first")
+        dist.all_reduce(work, op=operation)
+    factor = scale / ranks if reduction == "mean" else scale
+    return (work * factor if factor != 1.0 else work).to(dtype)
+
+
+def broadcast(tensor: Any, from_process: int = 0) -> Any:
+    """The nested value of one rank, on every rank. Tensors of the same shape are filled in place; others come as new
+    ones.
+
+    Raises:
+        ValueError: the ranks' values differ in structure or dtype; on every rank, naming the ranks.
+    """
+    ends = list(leaves(tensor))
+    rank = state.current().rank
+    carried = [end.value for end in ends if _kind(end) == "carried"] if rank == from_process else []
+    answers = _meet(f"broadcast(from {from_process})", ends, carried)
+    if len(answers) == 1:
+        return tensor
+    shapes, values = answers[from_process]
+    objects, results = iter(values), []
+    for index, end in enumerate(ends):
+        if isinstance(end.value, torch.Tensor):
+            target = end.value.detach()
+            whole = target.is_contiguous() and tuple(target.shape) == shapes[index]
+            data = target if whole else torch.empty(shapes[index], dtype=target.dtype, device=target.device)
+            if rank == from_process and not whole:
+                data.copy_(target)
+            if data.numel():
+                dist.broadcast(data.reshape(-1).view(torch.uint8), src=from_process)
+            if not whole and tuple(target.shape) == shapes[index]:
+                target.copy_(data)
+            results.append(end.value if tuple(target.shape) == shapes[index] else data)
+        elif _kind(end) == "carried":
+            results.append(next(objects))
+        else:
+            results.append(end.value)
+    return rebuilt(tensor, iter(results))
+
+
+def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
+    """Fill the list, in place, with the picklable objects of one rank's list; returns it."""
+    mine = state.pack(object_list) if state.current().rank == from_process else b""
+    sent = state.agree(f"broadcast_object_list(from {from_process})", len(mine))
+    if len(sent) == 1:
+        return object_list
+    device = state.message_device()
+    if state.current().rank == from_process:
+        data = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    else:
+        data = torch.empty(sent[from_process], dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=from_process)
+    got = pickle.loads(data.cpu().numpy().tobytes())
+    if isinstance(got, state.Unsendable):
+        raise TypeError(f"what rank {from_process} wants to send cannot be pickled: {got.reason}")
+    object_list[:] = got
+    return object_list
+
+
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+    """Each tensor of the nested value, padded along `dim` to the largest size that a rank has there.
+
+    Args:
+        tensor: a nested value; ends that are no tensors, and tensors without that dimension, stay as they are.
+        dim: the dimension, counted from the end when negative.
+        pad_index: the value that is filled in.
+        pad_first: fill in before the data and not behind.
+    """
+    ends = list(leaves(tensor))
+    answers = _meet("pad_across_processes", ends, [])
+    results: list[Any] = []
+    for index, end in enumerate(ends):
+        value = end.value
+        if isinstance(value, torch.Tensor) and -value.dim() <= dim < value.dim():
+            largest = max(shapes[index][dim] for shapes, _ in answers)
+            size = value.shape[dim]
+            if largest > size:
+                padded = value.new_full(
+                    (*value.shape[: dim % value.dim()], largest, *value.shape[dim % value.dim() + 1 :]), pad_index
+                )
+                padded.narrow(dim, largest - size if pad_first else 0, size).copy_(value.detach())
+                value = padded
+        results.append(value)
+    return rebuilt(tensor, iter(results))

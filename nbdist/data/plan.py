@@ -1,0 +1,121 @@
+"""Which samples a rank takes at each step of an epoch, and how many the ranks take together.
+
+Step m takes the samples [m*W*B, (m+1)*W*B) of the order; rank r the r-th part of them. A short last step is split
+evenly (sizes differ by one at most, low ranks first). A rank for which nothing is left takes rank 0's samples of the
+same step as a stand-in: it has something to run the same code on, and its weight is 0. So every rank makes the same
+number of steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from nbdist.data.randomness import Sandbox
+
+
+def shares(rows: int, ranks: int) -> list[int]:
+    """`rows` split as evenly as it goes, low ranks first: 5 over 3 ranks is [2, 2, 1]."""
+    base, extra = divmod(rows, ranks)
+    return [base + (rank < extra) for rank in range(ranks)]
+
+
+class FlatPlan:
+    """The plan for an order of known length.
+
+    Args:
+        order: the samples' indices in the epoch's order, anything that slices.
+        batch: samples a rank takes at a full step.
+        rank, ranks: which part is ours, of how many.
+        drop_last: leave a short last step out.
+        copies: so many ranks have a plan of their own like this one (the order was sharded before it came here).
+    """
+
+    def __init__(
+        self, order: Sequence[int] | Any, batch: int, rank: int, ranks: int, drop_last: bool, copies: int = 1
+    ) -> None:
+        self.order, self.batch, self.rank, self.ranks, self.copies = order, batch, rank, ranks, copies
+        self.rows = len(order)
+        self.full_steps = self.rows // (batch * ranks)
+        left = 0 if drop_last else self.rows - self.full_steps * batch * ranks
+        self.tail = shares(left, ranks) if left else []  # each rank's size of the short last step
+        self.steps = self.full_steps + bool(left)
+
+    def batches(self, start: int) -> Iterator[list[int]]:
+        """This rank's indices, from step `start` on."""
+        take, batch, stride = self._take, self.batch, self.batch * self.ranks
+        end = self.full_steps * stride
+        for at in range(start * stride + self.rank * batch, end, stride):
+            yield take(at, batch)
+        if self.tail and start <= self.full_steps:
+            size = self.tail[self.rank]
+            if size:
+                yield take(end + sum(self.tail[: self.rank]), size)
+            else:
+                yield take(end, self.tail[0])
+
+    def _take(self, at: int, size: int) -> list[int]:
+        part = self.order[at : at + size]
+        return part.tolist() if hasattr(part, "tolist") else list(part)
+
+    def counts(self, step: int) -> tuple[int, int]:
+        """Real samples of this rank, and of all ranks, at a step."""
+        if step < self.full_steps:
+            return self.batch, self.batch * self.ranks * self.copies
+        return self.tail[self.rank], sum(self.tail) * self.copies
+
+
+class LazyPlan:
+    """The plan for a sampler that can only be asked for the next one: it may be endless, or decide as it goes.
+
+    Args:
+        groups: gives, step by step, every rank's indices; a rank with nothing has an empty list.
+        sandbox: the random state in which the sampler draws.
+        rank: which of a group is ours.
+        copies: so many ranks have a plan of their own like this one.
+    """
+
+    AT_ONCE = 16  # groups pulled each time: going in and out of the sandbox costs some 30 us
+
+    def __init__(self, groups: Iterator[list[list[int]]], sandbox: Sandbox, rank: int, copies: int = 1) -> None:
+        self._groups, self._sandbox, self._rank, self._copies = groups, sandbox, rank, copies
+        self._counts: dict[int, tuple[int, int]] = {}  # of steps given out and not yet delivered
+        self.full_steps = 0  # no step is known to be like the others
+
+    def batches(self, start: int) -> Iterator[list[int]]:
+        step = 0
+        while True:
+            with self._sandbox.entered():
+                some = list(itertools.islice(self._groups, self.AT_ONCE))
+            if not some:
+                return
+            for group in some:
+                if step >= start:
+                    mine = group[self._rank]
+                    self._counts[step] = (len(mine), sum(map(len, group)) * self._copies)
+                    yield mine or group[0]
+                step += 1
+
+    def counts(self, step: int) -> tuple[int, int]:
+        return self._counts.pop(step)
+
+
+def by_batch(batches: Callable[[], Iterable[Sequence[int]]], ranks: int) -> Iterator[list[list[int]]]:
+    """Groups from a user's own batch sampler: its batches stay whole and go round robin over the ranks."""
+    source = iter(batches())
+    while group := [list(batch) for batch in itertools.islice(source, ranks)]:
+        yield group + [[]] * (ranks - len(group))
+
+
+def by_sample(
+    samples: Callable[[], Iterable[int]], batch: int, ranks: int, drop_last: bool
+) -> Iterator[list[list[int]]]:
+    """Groups from a sampler without a length."""
+    source = iter(samples())
+    while rows := list(itertools.islice(source, batch * ranks)):
+        if len(rows) < batch * ranks and drop_last:
+            return
+        sizes = shares(len(rows), ranks) if len(rows) < batch * ranks else [batch] * ranks
+        taken = iter(rows)
+        yield [list(itertools.islice(taken, size)) for size in sizes]

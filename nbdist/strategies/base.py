@@ -1,0 +1,106 @@
+"""What a strategy is: the few things that depend on how a model is spread over the ranks.
+
+The gradient rule every strategy keeps: the loss of each rank enters with the factor that the Accelerator gives as
+    `seed`, and after
+`backward` each gradient is the *mean over the data-parallel ranks* of those contributions, equal wherever it is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+
+from nbdist.state import DistributedType, Process
+
+
+class Strategy:
+    """A model that is whole in one process; the base of the others.
+
+    Args:
+        process: the facts about this process.
+
+    Class data: `name` as users write it; `needs`, modules that must be importable; `supports`, the device types it
+        runs on.
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ("torch",)
+    supports: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda", "mps"})
+    reason = ""  # why this strategy was chosen
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    def obstacle(self) -> str | None:
+        """Why this strategy cannot run in this process; None when it can."""
+        if self.process.device.type not in self.supports:
+            return f"it runs on {', '.join(sorted(self.supports))}, and the device is {self.process.device.type}"
+        return None
+
+    def setup(self) -> None:
+        """Before anything is prepared: start what the strategy needs."""
+
+    def teardown(self) -> None:
+        """Undo what `setup` started."""
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many ways a batch is split."""
+        return 1
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which part of a split batch is this rank's."""
+        return 0
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        return DistributedType.NO
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """What the user calls instead of `model`, whose own object stays inside."""
+        return model
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The user's own object back, from what `wrap` returned."""
+        return model
+
+    def backward(self, loss: torch.Tensor, seed: torch.Tensor, **options: Any) -> None:
+        """Run backward from `loss` with `seed` as its gradient; `options` are those of torch.autograd.backward."""
+        torch.autograd.backward(loss, seed, **options)
+
+    def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
+        """Whether the next forward and backward of this wrapped model share gradients with the other ranks."""
+
+    def scale_gradients(self, model: torch.nn.Module, factor: float | torch.Tensor) -> None:
+        """Multiply the model's gradients, in place, by a factor that is the same on all ranks."""
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def clip(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2.0, **options: Any
+    ) -> Any:
+        """Clip gradients in place by their joint norm over all ranks; returns the norm before, a 0-dim tensor."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type, **options)
+
+    def rebind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make an optimizer that was built for the user's parameters serve the wrapped ones, in place.
+
+        Here the parameters stay the same objects, so only state that is on another device moves with them.
+        """
+        devices = {parameter: parameter.device for group in optimizer.param_groups for parameter in group["params"]}
+        for parameter, kept in optimizer.state.items():
+            device = devices.get(parameter)
+            if device is not None and any(_is_elsewhere(item, device) for item in kept.values()):
+                optimizer.load_state_dict(optimizer.state_dict())  # torch's own rule for what moves and what stays
+                return
+
+    def after_interrupt(self) -> None:
+        """A cell was interrupted at any moment: make wrapped models train on rightly. Called on all ranks."""
+
+
+def _is_elsewhere(item: Any, device: torch.device) -> bool:
+    return isinstance(item, torch.Tensor) and item.dim() > 0 and item.device != device

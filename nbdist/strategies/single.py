@@ -1,0 +1,18 @@
+"""One process: the model is used as it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nbdist.strategies.base import Strategy
+
+
+class Single(Strategy):
+    """One process, one device, no communication."""
+
+    name: ClassVar[str] = "single"
+
+    def obstacle(self) -> str | None:
+        if self.process.world_size > 1:
+            return f"there are {self.process.world_size} processes, and each would train a model of its own; 'ddp' trains one together"
+        return super().obstacle()
