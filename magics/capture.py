@@ -1,0 +1,91 @@
+"""Which names a cell reads, IPython's own syntax included: `!echo {name}`, `%timeit f(x)`, top-level `await`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from nbdist.shipping import Names, analyse
+
+# Cell magics whose body is Python that runs in the namespace.
+_PYTHON_BODIES = {"time", "timeit", "capture", "prun"}
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_EXPANSION = re.compile(r"\{([^{}]*)\}|\$([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """A cell as the ranks will run it.
+
+    Attributes:
+        source: plain Python, its line numbers those of the cell in the notebook (the magic is line 1).
+        file: the name under which IPython knows the cell.
+        flags: compiler flags (`from __future__` in an earlier cell).
+    """
+
+    source: str
+    file: str
+    flags: int
+    reads: frozenset[str]
+    maybe: frozenset[str]
+    stores: frozenset[str]
+
+
+def capture(shell: Any, line: str, cell: str) -> CellSource:
+    """Read a cell.
+
+    Raises:
+        SyntaxError: as Jupyter would show it, with the cell's own line.
+    """
+    raw = f"%%distributed {line}\n{cell}"
+    file = shell.compile.cache(raw, shell.execution_count, raw_code=raw)
+    blank = len(cell) - len(cell.lstrip("\n"))  # IPython's transformation drops leading blank lines
+    source = "\n" * (1 + blank) + shell.transform_cell(cell)
+    flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    names: Names = analyse(source, file, flags)
+    reads, maybe, stores = set(names.reads), set(names.maybe), set(names.stores)
+    for read, stored in _in_magics(ast.parse(source, file), file, flags):
+        maybe |= read  # text of a magic: what looks like a name may be none
+        stores |= stored
+    maybe -= reads
+    return CellSource(source, file, flags, frozenset(reads), frozenset(maybe), frozenset(stores))
+
+
+def _in_magics(tree: ast.AST, file: str, flags: int) -> list[tuple[set[str], set[str]]]:
+    found = []
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        texts = [part.value for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        called = node.func.attr
+        if called in ("system", "getoutput", "getoutput_list") and texts:
+            found.append((_expanded(texts[0]), set()))
+        elif called == "run_line_magic" and len(texts) == 2:
+            found.append(_of_python(texts[1], file, flags))
+        elif called == "run_cell_magic" and len(texts) == 3:
+            if texts[0] in _PYTHON_BODIES:
+                found.append(_of_python(texts[2], file, flags))
+            else:
+                found.append((_expanded(texts[2]), set()))
+            found.append(_of_python(texts[1], file, flags))
+    return found
+
+
+def _of_python(text: str, file: str, flags: int) -> tuple[set[str], set[str]]:
+    """Names in the text of a magic: read as Python when it is, else every word that could be one."""
+    code = re.sub(r"^(\s*-\w+(\s+\d+)?)+\s+", "", text)  # options of the magic: %timeit -n 10 f(x)
+    try:
+        names = analyse(code, file, flags)
+    except SyntaxError:
+        return {*_IDENTIFIER.findall(text)}, set()
+    return set(names.reads | names.maybe), set(names.stores)
+
+
+def _expanded(text: str) -> set[str]:
+    """Names that IPython puts into a shell command: {name}, {expression}, $name."""
+    found: set[str] = set()
+    for expression, name in _EXPANSION.findall(text):
+        found.update([name] if name else _IDENTIFIER.findall(expression))
+    return found

@@ -1,0 +1,157 @@
+"""Runs a cell on a rank as IPython would run it here: magics, `!cmd`, top-level await, displays, the last expression.
+
+The one module of magics/ that lives inside a rank; the worker is told its name in the start message and knows it as a CellRunner.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import inspect
+import linecache
+import subprocess
+import sys
+from typing import Any
+
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from nbdist import state
+from nbdist.worker.output import Output
+
+_CONFIG = Config()
+_CONFIG.HistoryManager.enabled = False
+_CONFIG.InteractiveShell.xmode = "Context"
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """Displays go to the notebook as records."""
+
+    output: Output
+
+    def publish(  # type: ignore[override]
+        self, data: Any, metadata: Any = None, source: Any = None, *, transient: Any = None, update: bool = False, **rest: Any
+    ) -> None:
+        kind = "update_display_data" if update else "display_data"
+        self.output.display({"msg_type": kind, "data": data, "metadata": metadata or {}, "transient": transient or {}})
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.output.display({"msg_type": "clear_output", "wait": wait})
+
+
+class RankShell(InteractiveShell):
+    """The shell that `get_ipython()` gives in a rank."""
+
+    display_pub_class = RankDisplayPublisher
+
+    def init_sys_modules(self) -> None:
+        pass  # __main__ is the rank's namespace already
+
+    def init_history(self) -> None:
+        super().init_history()
+        self.history_manager.enabled = False
+
+    def init_display_formatter(self) -> None:
+        super().init_display_formatter()
+        self.display_formatter.active_types = [*self.display_formatter.format_types]
+
+    def system(self, command: str) -> None:  # type: ignore[override]
+        """`!command`: its output in order with Python's own, and a Stop ends it as in a terminal."""
+        command = self.var_expand(command, depth=1)
+        with subprocess.Popen(
+            command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                while chunk := process.stdout.read1(65536):  # type: ignore[union-attr]
+                    sys.stdout.write(chunk.decode("utf-8", "replace"))
+            except BaseException:
+                process.kill()
+                raise
+        self.user_ns["_exit_code"] = process.returncode
+
+
+class CellRunner:
+    """One a rank; see nbdist.worker.runner."""
+
+    injected = frozenset({"rank", "local_rank", "world_size", "device", "ranks"})
+
+    def __init__(self, namespace: dict[str, Any], spec: dict[str, Any], output: Output) -> None:
+        self._namespace = namespace
+        self._rank, self._size = spec["rank"], spec["world_size"]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        RankDisplayPublisher.output = output
+        keep = {name: sys.__dict__[name] for name in ("stdout", "stderr", "excepthook", "displayhook")}
+        RankShell.clear_instance()
+        self.shell = RankShell.instance(config=_CONFIG, user_module=sys.modules["__main__"], user_ns=namespace)
+        for name in list(namespace):
+            if name not in ("__builtins__", "__name__", "__doc__", "__loader__", "__spec__", "__package__"):
+                del namespace[name]  # In, Out, exit ... are the notebook's
+        for name, value in keep.items():
+            setattr(sys, name, value)
+        from IPython.display import display
+
+        builtins.get_ipython = lambda: self.shell  # type: ignore[attr-defined]
+        builtins.display = display  # type: ignore[attr-defined]
+
+    def prepare(self, cell: dict[str, Any]) -> None:
+        values = {
+            "rank": self._rank,
+            "local_rank": self._rank,
+            "world_size": self._size,
+            "ranks": cell["ranks"],
+            "device": state.current().device,
+        }
+        for name in cell["inject"]:
+            self._namespace[name] = values[name]
+
+    def run(self, cell: dict[str, Any], extra: Any) -> Any:
+        for file, source in cell["sources"].items():
+            linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        body, last = self._compile(cell["source"], cell["file"], cell["flags"])
+        self.shell.execution_count = cell["count"]
+        try:
+            self._execute(body)
+            return self._execute(last) if last is not None else None
+        finally:
+            self.shell.events.trigger("post_execute")  # matplotlib's inline backend shows its figures here
+
+    def finish(self, value: Any) -> None:
+        pass
+
+    def _compile(self, source: str, file: str, flags: int) -> tuple[Any, Any]:
+        tree = ast.parse(source, file)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        body = compile(tree, file, "exec", flags, dont_inherit=True)
+        if last is None:
+            return body, None
+        future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+        for node in future:
+            for alias in node.names:
+                flags |= getattr(__import__("__future__"), alias.name).compiler_flag
+        return body, compile(ast.Expression(last.value), file, "eval", flags, dont_inherit=True)
+
+    def _execute(self, code: Any) -> Any:
+        result = eval(code, self._namespace)
+        if code.co_flags & inspect.CO_COROUTINE:
+            return self._await(result)
+        return result
+
+    def _await(self, coroutine: Any) -> Any:
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task], timeout=0.2))
+            raise
+
+
+def make_runner(namespace: dict[str, Any], spec: dict[str, Any], output: Output) -> CellRunner:
+    return CellRunner(namespace, spec, output)

@@ -1,0 +1,357 @@
+"""One cell on a pool: sent, run, watched, stopped when need be, and its results put where they belong."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nbdist.launchers import failures, stalls
+from nbdist.launchers.errors import CellTimeout, RanksWaitForEachOther
+from nbdist.launchers.pool import Pool
+from nbdist.launchers.reader import Event
+from nbdist.launchers.shield import shielded
+from nbdist.launchers.stopping import Stop
+from nbdist.shipping import Arrival, CannotShip, Parcel, Shipment
+from nbdist.shipping.link import Message
+
+GRACE_AFTER_FAILURE = 0.3  # seconds for the other ranks to fail by themselves, before they are interrupted
+MARKS = 3  # pipes of a rank, each with a mark at the end of a cell
+OUTPUT_LIMIT = 1.0  # seconds for the marks after the last rank is done
+RETURN_LIMIT = 4 << 30  # bytes that come back from one cell
+STALL_LIMIT = 30.0  # seconds of waiting for each other after which the cell says who is where
+
+
+class Screen(Protocol):
+    """Where a cell's output goes."""
+
+    def text(self, rank: int, stream: str, data: bytes) -> None: ...
+    def display(self, rank: int, message: dict[str, Any]) -> None: ...
+    def notice(self, line: str) -> None: ...
+    def tick(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+@dataclass
+class Request:
+    """What is to run.
+
+    Attributes:
+        runs: what the runner in the rank reads (source, file name, flags ...).
+        reads, maybe, stores: names, see nbdist.shipping.Names.
+        files: names of the files whose lines are the user's.
+        ranks: those that run it; None for all.
+        only: names that may come back (None: all; empty: none).
+        environment: variables for this cell alone.
+        timeout: seconds after which the cell is stopped.
+        extra: an object that travels along, in one graph with the names.
+    """
+
+    runs: dict[str, Any] = field(default_factory=dict)
+    reads: frozenset[str] = frozenset()
+    maybe: frozenset[str] = frozenset()
+    stores: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    only: frozenset[str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None
+    extra: Any = None
+    limit: int = RETURN_LIMIT
+    stall_limit: float = STALL_LIMIT
+
+
+@dataclass
+class Result:
+    """How it went. `error` is what to raise; `stop` is set when the user pressed Stop (KeyboardInterrupt is then to be raised)."""
+
+    arrival: Arrival | None
+    error: BaseException | None
+    failure: failures.Failure | None
+    stop: Stop | None
+    notes: list[str]
+    left_out: dict[str, str]
+    interrupted: bool
+
+    @property
+    def value(self) -> Any:
+        return self.arrival.extra if self.arrival is not None else None
+
+
+class CellRun:
+    """A running cell. Use `run_cell`."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, pool: Pool, request: Request, screen: Screen) -> None:
+        self.pool, self.request, self.screen = pool, request, screen
+        self.number = next(self._numbers)
+        self.ranks = list(range(pool.size)) if request.ranks is None else list(request.ranks)
+        self.lead = min(self.ranks)
+        self.received: dict[int, str | None] = {}
+        self.done: dict[int, Message] = {}
+        self.marks: dict[int, int] = {}
+        self.died_at: dict[int, float] = {}
+        self.answers: dict[int, dict[int, Any]] = {}
+        self.stop: Stop | None = None
+        self.arrival: Arrival | None = None
+        self.sent = False
+        self.accepted = False
+
+    # ---------------------------------------------------------------- what has happened
+
+    def running(self) -> list[int]:
+        return [rank for rank in self.ranks if rank not in self.done and rank in self.pool.alive]
+
+    def _outstanding(self) -> list[int]:
+        """All ranks that owe a `done`, those that only decode included."""
+        return [rank for rank in range(self.pool.size) if rank not in self.done and rank in self.pool.alive]
+
+    def _someone_failed(self) -> bool:
+        return bool(self.died_at) or any(message["failure"] for message in self.done.values())
+
+    def handle(self, event: Event) -> None:
+        if event.what == "text":
+            assert self.pool.reader is not None
+            self.pool.reader.taken(event)
+            self.screen.text(event.rank, event.stream, event.value)
+        elif event.what == "control":
+            self._handle_message(event.rank, event.value)
+        elif event.what == "display":
+            self.screen.display(event.rank, event.value)
+        elif event.what == "mark":
+            self.marks[event.rank] = self.marks.get(event.rank, 0) + 1
+        elif event.what == "dropped":
+            self.screen.notice(f"{event.value / 1e6:.1f} MB of output were dropped here: more than can be shown")
+        elif event.what == "closed" and event.value == "control":
+            self.died_at.setdefault(event.rank, time.monotonic())
+
+    def _handle_message(self, rank: int, message: Message) -> None:
+        kind = message.kind
+        if kind == "received" and message["cell"] == self.number:
+            self.received[rank] = message["error"]
+        elif kind == "done" and message["cell"] == self.number:
+            self.done[rank] = message
+        elif "query" in message.fields:
+            self.answers.setdefault(message["query"], {})[rank] = message["answer"]
+        elif kind == "trouble":
+            self.screen.notice(f"a fault of nbdist itself on rank {rank}, please report it:\n{message['whole']}")
+
+    def pump(self, until: Callable[[], bool], limit: float | None) -> bool:
+        """Handle what the ranks say until the condition holds (True) or the time is up (False)."""
+        end = None if limit is None else time.monotonic() + limit
+        while not until():
+            wait = 0.1 if end is None else min(0.1, end - time.monotonic())
+            if wait <= 0:
+                # what is there already still counts
+                event = self.pool.next_event(0)
+                if event is None:
+                    return until()
+                self.handle(event)
+                continue
+            event = self.pool.next_event(wait)
+            if event is not None:
+                self.handle(event)
+            else:
+                self.screen.tick()
+        return True
+
+    def ask(self, ranks: Sequence[int], kind: str, limit: float, **fields: Any) -> dict[int, Any]:
+        """Ask ranks whose main thread may be stuck; {rank: answer} of those that answered in time."""
+        query = self.pool.new_query()
+        self.pool.send(ranks, kind, query=query, **fields)
+        self.pump(lambda: all(rank in self.answers.get(query, ()) for rank in ranks), limit)
+        return self.answers.pop(query, {})
+
+    def where(self, limit: float) -> dict[int, dict[str, Any]]:
+        """Where the running ranks are. One that does not answer is in native code that holds the interpreter."""
+        running = self.running()
+        answers = self.ask(running, "where", limit)
+        return {rank: answers.get(rank, {"line": None, "waits": None, "silent": True}) for rank in running}
+
+    # ---------------------------------------------------------------- running
+
+    def run(self, shipment: Shipment) -> Result:
+        pool = self.pool
+        assert pool.reader is not None
+        interrupted, trouble = False, None
+        pool.reader.listening, pool.busy = True, True
+        try:
+            try:
+                with shielded():
+                    self._send(shipment)
+                    self.sent = True
+                trouble = self._wait_for_received(shipment)
+                if trouble is None:
+                    trouble = self._wait_for_done()
+            except KeyboardInterrupt:
+                interrupted = True
+            with shielded():
+                return self._end(shipment, interrupted, trouble)
+        finally:
+            pool.reader.listening, pool.busy = False, False
+            pool.cells += 1
+            pool.last_used = time.monotonic()
+
+    def _send(self, shipment: Shipment) -> None:
+        request, pool = self.request, self.pool
+        common = {
+            **request.runs,
+            "cell": self.number,
+            "trivial": shipment.trivial,
+            "reads": sorted(shipment.names),
+            "stores": sorted(request.stores),
+            "files": request.files,
+            "lead": self.lead,
+            "ranks": tuple(self.ranks),
+            "only": request.only,
+            "limit": request.limit,
+            "environment": dict(request.environment),
+            "surroundings": pool.changed_surroundings(),
+            "mark": pool.mark,
+        }
+        try:
+            for ranks, parcel in shipment.parcels:
+                for rank in ranks:
+                    pool.send([rank], "cell", parcel.head, parcel.files, runs=rank in self.ranks, **common)
+        finally:
+            for _, parcel in shipment.parcels:
+                parcel.close()
+        if shipment.trivial:
+            pool.home.commit(shipment)
+
+    def _wait_for_received(self, shipment: Shipment) -> BaseException | None:
+        """Two steps: nothing counts as known until every rank has said that it decoded it."""
+        if shipment.trivial:
+            return None
+        everyone = range(self.pool.size)
+        self.pump(lambda: all(rank in self.received or rank not in self.pool.alive for rank in everyone), None)
+        with shielded():
+            refused = {rank: error for rank, error in self.received.items() if error is not None}
+            if refused or len(self.pool.alive) < self.pool.size:
+                self.pool.send(everyone, "cancel", cell=self.number)
+                self.pool.home.rollback(shipment)
+                self.received.clear()
+                for rank in everyone:  # nothing ran: there is nothing to wait for
+                    self.done.setdefault(rank, _nothing_ran())
+                if refused:
+                    rank = min(refused)
+                    return CannotShip(f"rank {rank} could not take over what the cell reads: {refused[rank]}")
+                return None
+            self.pool.send(everyone, "go", cell=self.number)
+            self.pool.home.commit(shipment)
+        return None
+
+    def _wait_for_done(self) -> BaseException | None:
+        request = self.request
+        end = time.monotonic() + request.timeout if request.timeout else None
+        watch = stalls.Watch(request.stall_limit)
+        while True:
+            limit = watch.next_look() if end is None else min(watch.next_look(), end - time.monotonic())
+            self.pump(lambda: not self._outstanding() or self._someone_failed(), max(0.0, limit))
+            if not self._outstanding() or self._someone_failed():
+                break
+            if end is not None and time.monotonic() >= end:
+                places = self.where(0.2)
+                self._stop(agree=True)
+                return CellTimeout(f"stopped after its --timeout of {request.timeout:g} s: {stalls.tell(places)}")
+            verdict = watch.look(self.where(0.3), self.done)
+            if verdict.line:
+                self.screen.notice(verdict.line)
+            if verdict.hopeless:
+                self._stop(agree=False)
+                return RanksWaitForEachOther(verdict.line)
+        if self._outstanding():  # one failed: the others may wait for it for ever
+            self.pump(lambda: not self._outstanding(), GRACE_AFTER_FAILURE)
+            if self._outstanding():
+                self._stop(agree=False)
+        return None
+
+    def _stop(self, agree: bool) -> None:
+        with shielded():
+            self.stop = Stop(self)
+            self.stop.descend(agree)
+            self.pump(lambda: not self._outstanding(), 0.0)
+
+    # ---------------------------------------------------------------- the end
+
+    def _end(self, shipment: Shipment, interrupted: bool, trouble: BaseException | None) -> Result:
+        pool = self.pool
+        if interrupted:
+            if not self.sent:
+                pool.home.rollback(shipment)
+            elif not shipment.trivial and not self._committed(shipment):
+                pool.send(range(pool.size), "cancel", cell=self.number)
+                pool.home.rollback(shipment)
+                for rank in range(pool.size):
+                    self.done.setdefault(rank, _nothing_ran())
+                self.stop = Stop(self)
+                self.stop.rung = "interrupt"
+            elif self.stop is None:
+                self._stop(agree=not self._someone_failed())
+        late = not self._outstanding()
+        ended = [rank for rank in self.done if self.done[rank]["ran"] is not None]
+        self.pump(
+            lambda: all(self.marks.get(rank, 0) >= MARKS for rank in ended if rank in pool.alive),
+            OUTPUT_LIMIT if late else 0.1,
+        )
+        self.screen.finish()
+        self.accept()
+        failure = self._failure(interrupted)
+        if self._outstanding() or failure is not None or interrupted or trouble is not None or self.died_at:
+            pool.unsettled = self
+        notes = list(self.arrival.notes) if self.arrival is not None else []
+        error = trouble
+        if error is None and failure is not None and not interrupted:
+            error = failures.raisable(failure)
+        return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted)
+
+    def _committed(self, shipment: Shipment) -> bool:
+        return getattr(shipment, "committed", False)
+
+    def accept(self) -> None:
+        """Put the results in place, once the lead rank has sent them."""
+        message = self.done.get(self.lead)
+        if self.accepted or message is None or message["ran"] is None:
+            return
+        self.accepted = True
+        reports = {
+            rank: other.blob for rank, other in self.done.items() if rank != self.lead and other["ran"] is not None
+        }
+        self.arrival = self.pool.home.accept(Parcel(message.blob, message.files), reports, lead=self.lead)
+
+    def _failure(self, interrupted: bool) -> failures.Failure | None:
+        told = [message["failure"] for message in self.done.values() if message["failure"]]
+        died: dict[int, tuple[int | None, dict[str, Any]]] = {}
+        if self.died_at:
+            codes = self._exit_codes()
+            for rank in self.died_at:
+                died[rank] = (codes[rank], failures.read_black_box(self.pool.black_boxes[rank]))
+        return failures.choose(told, died, self.died_at)
+
+    def _exit_codes(self) -> list[int | None]:
+        """A process that closed its socket is ending: wait a moment for the code."""
+        end = time.monotonic() + 0.5
+        while True:
+            codes = self.pool.exit_codes()
+            if all(codes[rank] is not None for rank in self.died_at) or time.monotonic() > end:
+                return codes
+            time.sleep(0.02)
+
+
+def _nothing_ran() -> Message:
+    return Message("done", {"failure": None, "asked": False, "ran": None, "steps": 0, "groups": [], "group_count": 0, "status": None})
+
+
+def run_cell(pool: Pool, request: Request, screen: Screen) -> Result:
+    """Run one cell on a pool that is settled.
+
+    Raises:
+        CannotShip, NotEnoughMemory: before anything started. What went wrong on the ranks is in the result.
+    """
+    shipment = pool.home.ship(
+        request.reads, maybe=request.maybe, running=request.ranks, extra=request.extra
+    )
+    return CellRun(pool, request, screen).run(shipment)

@@ -1,0 +1,219 @@
+"""Which rank failed first, and its exception raised again here: its own type, at its own lines."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pickle
+import signal
+import time
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist.launchers.errors import RankExited, RankLost
+from nbdist.shipping.wire import FAULT_AT, PLACE
+
+# What a rank raises when another one's sockets close under it. Asked only when a rank has died: its peers are then cut off by that, not by us.
+_CUT_OFF_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_CUT_OFF_TEXTS = ("closed by peer", "gloo", "connection reset", "broken pipe", "timed out waiting", "store")
+
+
+def read_black_box(fd: int) -> dict[str, Any]:
+    """Where a rank was when it died: {"line", "file", "age" in seconds, "fault": faulthandler's text}; line 0 when nothing is known."""
+    when, line, name = PLACE.unpack(os.pread(fd, PLACE.size, 0).ljust(PLACE.size, b"\0"))
+    fault = os.pread(fd, 16384, FAULT_AT).split(b"\0", 1)[0].decode("utf-8", "replace")
+    return {
+        "line": line,
+        "file": name.split(b"\0", 1)[0].decode("utf-8", "replace"),
+        "age": time.monotonic() - when if when else None,
+        "fault": fault,
+    }
+
+
+@dataclass
+class Failure:
+    """What ended a cell.
+
+    Attributes:
+        first: the description of the exception of the rank that failed first (see nbdist/worker/failure.py); None when it died.
+        died: {rank: (exit code or None, what its black box says)}.
+        same: other ranks that failed with the same error; also: with another; cut_off: ranks that were only interrupted by us.
+    """
+
+    first: dict[str, Any] | None
+    died: dict[int, tuple[int | None, dict[str, Any]]] = field(default_factory=dict)
+    same: list[int] = field(default_factory=list)
+    also: list[tuple[int, str]] = field(default_factory=list)
+    cut_off: list[int] = field(default_factory=list)
+
+    def note(self) -> str:
+        """One line: who failed first, who else, who was only cut off."""
+        if self.first is None:
+            parts = []
+        elif self.same:
+            parts = [f"on {_ranks([self.first['rank'], *self.same])}"]
+        else:
+            parts = [f"rank {self.first['rank']} failed first"]
+        if self.also:
+            parts.append("also failed: " + ", ".join(f"rank {rank} ({what})" for rank, what in self.also))
+        if self.cut_off:
+            parts.append(f"cut off by that: {_ranks(self.cut_off)}")
+        return "; ".join(parts)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
+
+
+def _looks_cut_off(told: dict[str, Any]) -> bool:
+    text = told["text"].lower()
+    return told["type"] in _CUT_OFF_TYPES and any(word in text for word in _CUT_OFF_TEXTS)
+
+
+def choose(
+    told: list[dict[str, Any]],
+    died: dict[int, tuple[int | None, dict[str, Any]]],
+    died_at: dict[int, float],
+) -> Failure | None:
+    """Find the cause among what the ranks told, by what we did to them and one clock, not by message texts.
+
+    Args:
+        told: descriptions of exceptions; "ours" marks those of ranks that we had interrupted or cut before.
+        died: ranks whose process ended.
+        died_at: when, by time.monotonic().
+    """
+    if not told and not died:
+        return None
+    causes = sorted((one for one in told if not one["ours"]), key=lambda one: one["time"])
+    if died:
+        first_death = min(died_at.values())
+        before = [one for one in causes if one["time"] < first_death and not _looks_cut_off(one)]
+        if not before:
+            after = [one for one in causes if not _looks_cut_off(one)]
+            cut = [one["rank"] for one in told if one not in after]
+            return Failure(None, died, [], [(one["rank"], _short(one)) for one in after], cut)
+        causes = before + [one for one in causes if one not in before and not _looks_cut_off(one)]
+    if not causes:
+        causes = sorted(told, key=lambda one: one["time"])[:1]
+    first = causes[0]
+    same = [one["rank"] for one in causes[1:] if _short(one) == _short(first)]
+    also = [(one["rank"], _short(one)) for one in causes[1:] if one["rank"] not in same]
+    named = {first["rank"], *same, *(rank for rank, _ in also)}
+    return Failure(first, died, same, also, [one["rank"] for one in told if one["rank"] not in named])
+
+
+def _short(one: dict[str, Any]) -> str:
+    text = one["text"].splitlines()[0] if one["text"] else ""
+    return f"{one['type']}: {text}"[:200] if text else one["type"]
+
+
+def cell_line(frames: list[tuple[str, int, str]], cell_files: set[str]) -> int | None:
+    """The line of the cell at which an exception left it."""
+    return next((line for file, line, _ in frames if file in cell_files), None)
+
+
+def how_it_ended(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "ended"
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name} (signal {-code})"
+    return f"exited with code {code}"
+
+
+def lost(failure: Failure) -> RankLost:
+    """The exception for ranks whose process ended."""
+    parts = []
+    for rank, (code, box) in sorted(failure.died.items()):
+        place = f" at cell line {box['line']}" if box.get("line") else ""
+        if place and (box.get("age") or 0) > 1.5:
+            place += f" (last seen there {box['age']:.1f} s before it was read)"
+        parts.append(f"rank {rank} {how_it_ended(code)}{place}")
+    hint = ""
+    if any(code == -signal.SIGKILL for code, _ in failure.died.values()):
+        hint = ". A SIGKILL that you did not send is most often the machine out of memory"
+    fault = next((box["fault"] for _, box in failure.died.values() if box.get("fault")), "")
+    text = "; ".join(parts) + hint + ". The next %%distributed cell starts fresh ranks."
+    return RankLost(text + (f"\n{fault.strip()}" if fault else ""))
+
+
+def rebuild(told: dict[str, Any]) -> BaseException:
+    """The rank's exception as an object of its own class, or, when that does not travel, of a class with the same name and nearest builtin base."""
+    if told["type"] == "SystemExit" and told["module"] == "builtins":
+        code = told["args"][0] if told["args"] else "None"
+        return RankExited(f"rank {told['rank']} exited with code {0 if code == 'None' else code} (SystemExit)")
+    if told["pickled"]:
+        try:
+            again = pickle.loads(told["pickled"])
+            str(again)
+            if isinstance(again, BaseException):
+                return again
+        except BaseException:
+            pass
+    return stand_in(told)
+
+
+def stand_in(told: dict[str, Any]) -> BaseException:
+    """An exception that `except ValueError` catches and that prints as the rank's did."""
+    base: type[BaseException] = Exception
+    for name in told["bases"]:
+        candidate = getattr(builtins, name, None)
+        if isinstance(candidate, type) and issubclass(candidate, BaseException) and not issubclass(candidate, BaseExceptionGroup):
+            base = candidate
+            break
+    text = told["text"]
+    body = {"__module__": told["module"], "__str__": lambda self: text, "__init__": lambda self, *arguments: None}
+    try:
+        return types.new_class(told["type"].rsplit(".", 1)[-1], (base,), {}, lambda space: space.update(body))()
+    except Exception:
+        return RuntimeError(f"{told['type']}: {text}")
+
+
+def traceback_of(frames: list[tuple[str, int, str]]) -> types.TracebackType | None:
+    """Real traceback objects for frames of another process, so that whatever prints tracebacks shows files, lines and functions as its own."""
+    chain: types.TracebackType | None = None
+    for file, line, function in reversed(frames):
+        code = compile("\n" * (line - 1) + "raise _stand_in", file, "exec").replace(co_name=function, co_qualname=function)
+        try:
+            exec(code, {"_stand_in": ValueError()})
+        except ValueError as error:
+            last = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            if last is None:
+                continue
+            chain = types.TracebackType(chain, last.tb_frame, last.tb_lasti, line)
+    return chain
+
+
+def with_causes(error: BaseException, told: dict[str, Any]) -> BaseException:
+    """Hang the causes and contexts back on: pickle drops them."""
+    link = error
+    for kind, description in told["chain"]:
+        following = rebuild({**description, "rank": told["rank"]})
+        following.__traceback__ = traceback_of(description["frames"])
+        if kind == "cause":
+            link.__cause__ = following
+        else:
+            link.__context__ = following
+        link = following
+    return error
+
+
+def raisable(failure: Failure) -> BaseException:
+    """The exception that ends the cell here, with the traceback of the rank that failed first and a note on the others."""
+    if failure.first is None:
+        error: BaseException = lost(failure)
+    else:
+        error = with_causes(rebuild(failure.first), failure.first)
+        error.__traceback__ = traceback_of(failure.first["frames"])
+        for note in failure.first["notes"]:
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+    note = failure.note()
+    if note:
+        error.add_note(note)
+    return error

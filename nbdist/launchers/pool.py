@@ -1,0 +1,334 @@
+"""A pool: a set of live ranks that stay for the next cell."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from nbdist.launchers.client import Supervisor, SupervisorLost
+from nbdist.launchers.errors import NotOnTheRanks, StartFailed
+from nbdist.launchers.reader import Event, Reader
+from nbdist.launchers.shield import shielded
+from nbdist.shipping import Home, RankedValue
+from nbdist.shipping.link import Link, LinkClosed
+
+START_LIMIT = 60.0  # seconds for every rank to say that it is ready
+ANSWER_LIMIT = 30.0  # seconds for an idle rank to answer a question
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """What makes two cells share their ranks: same options, same ranks."""
+
+    ranks: int
+    device: str = "cpu"  # or "cuda": one GPU a rank
+    runner: str = "nbdist.worker.calls"
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks on " + ("the CPU" if self.device == "cpu" else f"{self.ranks} GPUs")
+
+
+def surroundings() -> dict[str, Any]:
+    """What a cell finds around it in this process."""
+    try:
+        folder = os.getcwd()
+    except OSError:
+        folder = os.sep
+    return {"environment": dict(os.environ), "folder": folder, "path": list(sys.path), "argv": list(sys.argv)}
+
+
+def threads_for(ranks: int) -> int:
+    """Intra-op threads of each rank: the cores shared out evenly."""
+    return max(1, (psutil.cpu_count(logical=False) or os.cpu_count() or 1) // ranks)
+
+
+class Pool:
+    """Live ranks, and the notebook's half of what they share.
+
+    Args:
+        options: how many ranks, on what.
+        namespace: the notebook's; what comes back goes in here.
+        supervisor: gives the current supervisor process.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, options: PoolOptions, namespace: dict[str, Any], supervisor: Callable[[], Supervisor]) -> None:
+        self.options, self.namespace = options, namespace
+        self.name = f"pool{next(self._numbers)}-{secrets.token_hex(4)}"
+        self.size = options.ranks
+        self.home = Home(namespace, options.ranks, fetch=self._fetch)
+        self.late: Callable[[Event], None] | None = None
+        self.pids: list[int] = []
+        self.alive: set[int] = set()
+        self.cells = 0  # run by these processes
+        self.heals = 0  # of these processes
+        self.unsettled: Any = None  # the cell after which the ranks must be looked after before the next one
+        self.busy = False
+        self.last_used = time.monotonic()
+        self._supervisor = supervisor
+        self._owner: Supervisor | None = None
+        self._told: dict[str, Any] | None = None
+        self._queries = itertools.count(1)
+        self.reader: Reader | None = None
+
+    # ---------------------------------------------------------------- start and end
+
+    @property
+    def started(self) -> bool:
+        return bool(self.pids)
+
+    def start(self) -> None:
+        """Fork the ranks and wait until each has said hello and joined the group.
+
+        Raises:
+            StartFailed: one could not; the message names it. No process is left behind.
+        """
+        self._forget()
+        owner = self._owner = self._supervisor()
+        self.mark = b"\0nbdist" + secrets.token_hex(8).encode() + b"\n"
+        port = owner.up()["port"]
+        around = surroundings()
+        threads = threads_for(self.size)
+        links, pipes, theirs, specs = [], [], [], []
+        self.black_boxes: list[int] = []
+        for rank in range(self.size):
+            here, there = socket.socketpair()
+            readers, writers = zip(*(os.pipe() for _ in range(3)), strict=True)
+            box = _memory_file()
+            links.append(Link(here))
+            pipes.append(readers)
+            self.black_boxes.append(box)
+            theirs += [there.detach(), *writers, box]
+            specs.append(
+                {
+                    "rank": rank,
+                    "world_size": self.size,
+                    "pool": self.name,
+                    "port": port,
+                    "device": self.options.device,
+                    "threads": threads,
+                    "runner": self.options.runner,
+                    "surroundings": around,
+                    "notebook": os.getpid(),
+                }
+            )
+        try:
+            self.pids = owner.request("start", files=theirs, pool=self.name, specs=specs)["pids"]
+        except SupervisorLost as error:
+            for link in links:
+                link.close()
+            for fd in itertools.chain(*pipes, self.black_boxes):
+                os.close(fd)
+            raise StartFailed(f"cannot start {self.options}: {error}") from None
+        finally:
+            for fd in theirs:
+                if fd not in self.black_boxes:
+                    os.close(fd)
+        self.links = links
+        self._pidfds = [os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1 for pid in self.pids]
+        self._told, self.cells, self.heals, self.unsettled = around, 0, 0, None
+        self.alive = set(range(self.size))
+        self.reader = Reader(links, pipes, self.mark)
+        self.reader.late = self._late
+        self._wait_for_ready()
+
+    def _wait_for_ready(self) -> None:
+        assert self.reader is not None
+        said: dict[int, str] = dict.fromkeys(range(self.size), "nothing")
+        words: dict[int, bytes] = {}
+        end = time.monotonic() + START_LIMIT
+        self.reader.listening = True
+        try:
+            while any(word != "ready" for word in said.values()):
+                event = self.next_event(end - time.monotonic())
+                if event is None:
+                    missing = {rank: word for rank, word in said.items() if word != "ready"}
+                    raise StartFailed(
+                        f"not ready within {START_LIMIT:.0f} s: "
+                        + "; ".join(f"rank {rank} has said {word}" for rank, word in missing.items())
+                    )
+                if event.what == "control" and event.value.kind in ("hello", "ready"):
+                    said[event.rank] = event.value.kind
+                elif event.what == "control" and event.value.kind == "failed":
+                    raise StartFailed(f"rank {event.rank} could not start: {event.value['error']}")
+                elif event.what == "text":
+                    words[event.rank] = (words.get(event.rank, b"") + event.value)[-2000:]
+                elif event.what == "closed" and event.value == "control":
+                    last = words.get(event.rank, b"").decode("utf-8", "replace").strip()
+                    raise StartFailed(
+                        f"rank {event.rank} ended while starting" + (f"; its last words: {last}" if last else "")
+                    )
+        except BaseException:
+            with shielded():
+                self.end()
+            raise
+        finally:
+            if self.reader is not None:
+                self.reader.listening = False
+
+    def end(self) -> None:
+        """End every rank of this pool, now."""
+        if not self.started:
+            return
+        if self._owner is not None and self._owner.alive:
+            with contextlib.suppress(SupervisorLost):
+                self._owner.request("end pool", pool=self.name)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.kill(range(len(self.pids)))
+        if self.reader is not None:
+            self.reader.end()
+            self.reader = None
+            for link in self.links:
+                link.close()
+            for fd in [*self._pidfds, *self.black_boxes]:
+                if fd >= 0:
+                    os.close(fd)
+        self.pids, self.alive, self.unsettled = [], set(), None
+        self.home.forget()
+
+    # ---------------------------------------------------------------- talking to ranks
+
+    def next_event(self, timeout: float) -> Event | None:
+        """The next thing a rank says, None when the time is up. KeyboardInterrupt gets through."""
+        import queue
+
+        assert self.reader is not None
+        if timeout <= 0:
+            timeout = 0.0
+        try:
+            event = self.reader.events.get(timeout=timeout) if timeout else self.reader.events.get_nowait()
+        except queue.Empty:
+            return None
+        if event.what == "closed" and event.value == "control":
+            self.alive.discard(event.rank)
+        return event
+
+    def send(self, ranks: Iterable[int], kind: str, blob: bytes = b"", files: Sequence[int] = (), **fields: Any) -> None:
+        """To each of these ranks; one that is gone is passed over: the reader says so."""
+        for rank in ranks:
+            try:
+                self.links[rank].send(kind, blob, files, **fields)
+            except LinkClosed:
+                continue
+
+    def new_query(self) -> int:
+        return next(self._queries)
+
+    def ask(self, ranks: Iterable[int], kind: str, limit: float = ANSWER_LIMIT, **fields: Any) -> dict[int, Any]:
+        """Ask idle ranks, and wait for their answers: {rank: message}; ranks that did not answer in time are missing."""
+        assert self.reader is not None
+        ranks, query = [rank for rank in ranks if rank in self.alive], self.new_query()
+        answers: dict[int, Any] = {}
+        self.reader.listening = True
+        try:
+            with shielded():
+                self.send(ranks, kind, query=query, **fields)
+            end = time.monotonic() + limit
+            while any(rank not in answers and rank in self.alive for rank in ranks):
+                event = self.next_event(end - time.monotonic())
+                if event is None:
+                    break
+                if event.what == "control" and event.value.fields.get("query") == query:
+                    answers[event.rank] = event.value
+                elif event.what in ("text", "display"):
+                    self._late(event)
+        finally:
+            self.reader.listening = False
+        return answers
+
+    def changed_surroundings(self) -> dict[str, Any] | None:
+        """The notebook's surroundings when they are not what the ranks were told last, else None."""
+        now = surroundings()
+        if now == self._told:
+            return None
+        self._told = now
+        return now
+
+    def _late(self, event: Event) -> None:
+        if self.reader is not None:
+            self.reader.taken(event)
+        if self.late is not None:
+            self.late(event)
+
+    # ---------------------------------------------------------------- signals
+
+    def _lives(self, rank: int) -> bool:
+        if self._pidfds[rank] < 0:
+            return psutil.pid_exists(self.pids[rank])
+        import select
+
+        poll = select.poll()
+        poll.register(self._pidfds[rank], select.POLLIN)
+        return not poll.poll(0)
+
+    def signal(self, ranks: Iterable[int], number: int) -> None:
+        """To these processes alone, by pidfd: a number that was given to another process in between is never hit."""
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                if self._pidfds[rank] >= 0:
+                    signal.pidfd_send_signal(self._pidfds[rank], number)
+                else:
+                    os.kill(self.pids[rank], number)
+
+    def signal_groups(self, ranks: Iterable[int], number: int) -> None:
+        """To the process groups of these ranks, as a terminal does: DataLoader workers and `os.system` need that."""
+        for rank in ranks:
+            if self._lives(rank):
+                with contextlib.suppress(OSError):
+                    os.killpg(self.pids[rank], number)
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        self.signal(ranks, signal.SIGKILL)
+
+    def exit_codes(self) -> list[int | None]:
+        """How the ranks ended: None while alive, negative for a signal."""
+        if self._owner is None or not self._owner.alive:
+            return [None] * self.size
+        return self._owner.request("exit codes", pool=self.name)["codes"]
+
+    # ---------------------------------------------------------------- looking at what ranks hold
+
+    def peek(self, name: str, ranks: Sequence[int], attributes: tuple[str, ...] = ()) -> list[Any]:
+        """The value of a name on each of these ranks, as copies.
+
+        Raises:
+            NotOnTheRanks: the ranks are gone, or one is busy.
+            NameError: a rank has no such name.
+        """
+        if not self.alive or self.busy:
+            state = "a cell is running on them" if self.busy else "they have ended"
+            raise NotOnTheRanks(f"cannot read {name!r} from the ranks: {state}")
+        answers = self.ask(ranks, "peek", name=name, attributes=list(attributes))
+        missing = [rank for rank in ranks if rank not in answers]
+        if missing:
+            raise NotOnTheRanks(
+                f"cannot read {name!r}: rank {', '.join(map(str, missing))} did not answer within {ANSWER_LIMIT:.0f} s"
+            )
+        from nbdist.shipping import Parcel
+
+        return [self.home.unpack(Parcel(answers[rank].blob, answers[rank].files)) for rank in ranks]
+
+    def _fetch(self, handle: RankedValue, attributes: tuple[str, ...]) -> Any:
+        return self.peek(handle.name, [0], attributes)[0]
+
+
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("nbdist-place", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

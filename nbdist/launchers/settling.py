@@ -1,0 +1,152 @@
+"""Between two cells: ranks that a Stop or a failure left in different places are brought together again, or replaced."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from nbdist.launchers import stalls
+from nbdist.launchers.pool import Pool
+from nbdist.launchers.shield import shielded
+from nbdist.shipping import RankedValue
+
+if TYPE_CHECKING:
+    from nbdist.launchers.cell import CellRun, Screen
+
+NATIVE_GRACE = 8.0  # seconds that the next cell waits for a rank which is still in a native call
+HEAL_LIMIT = 10.0
+MANY_HEALS = 20  # each leaves 3 threads and 4 descriptors a group behind: gloo frees neither
+
+
+def settle(pool: Pool, screen: Screen, grace: float = NATIVE_GRACE) -> str:
+    """Make the pool ready for a cell; starts it when it has no ranks.
+
+    Returns "started", "kept", "healed" or "replaced". What the user should know is told through `screen.notice`.
+    """
+    if not pool.started:
+        pool.start()
+        return "started"
+    _drain(pool, screen)
+    run = pool.unsettled
+    if len(pool.alive) < pool.size:
+        gone = sorted(set(range(pool.size)) - pool.alive)
+        return _replace(pool, screen, "" if run is not None else f"rank {', '.join(map(str, gone))} ended between cells")
+    if run is None:
+        return "kept"
+    if not _wait_for_native(pool, run, screen, grace):
+        return _replace(pool, screen, f"still busy after {grace:g} s: {stalls.tell(_places(pool, run))}")
+    run.accept()  # results of a rank that finished late
+    pool.unsettled = None
+    if not _needs_healing(run):
+        return "kept"
+    return _heal(pool, run, screen)
+
+
+def _drain(pool: Pool, screen: Screen) -> None:
+    """What came since the last cell: late messages and ends of processes."""
+    while (event := pool.next_event(0)) is not None:
+        if pool.unsettled is not None:
+            pool.unsettled.handle(event)
+
+
+def _listening(pool: Pool, value: bool) -> None:
+    if pool.reader is not None:
+        pool.reader.listening = value
+
+
+def _wait_for_native(pool: Pool, run: CellRun, screen: Screen, grace: float) -> bool:
+    outstanding = [rank for rank in range(pool.size) if rank not in run.done]
+    if not outstanding:
+        return True
+    _listening(pool, True)
+    run.screen = screen
+    try:
+        if run.pump(lambda: not run._outstanding(), 0.5):
+            return len(pool.alive) == pool.size
+        screen.notice(f"waiting up to {grace:g} s for the interrupted cell: {stalls.tell(_places(pool, run))}")
+        run.pump(lambda: not run._outstanding(), grace - 0.5)
+        return not run._outstanding() and len(pool.alive) == pool.size
+    finally:
+        screen.finish()
+        _listening(pool, False)
+
+
+def _places(pool: Pool, run: CellRun) -> dict[int, dict[str, Any]]:
+    _listening(pool, True)
+    try:
+        return run.where(0.2)
+    finally:
+        _listening(pool, False)
+
+
+def _needs_healing(run: CellRun) -> bool:
+    """Not when nothing was cut and every group stands at the same collective on every rank, with nothing in flight."""
+    if run.stop is not None and run.stop.cut:
+        return True
+    told = [message for message in run.done.values() if message["ran"] is not None]
+    if not told:
+        return False
+    statuses = [message["status"] for message in told]
+    if len(told) < run.pool.size or any(status is None or not status["known"] for status in statuses):
+        return True
+    if any(status["point to point"] for status in statuses):
+        return True
+    first = statuses[0]["groups"]
+    return any(status["groups"] != first for status in statuses) or any(begun != ended for begun, ended in first.values())
+
+
+def _heal(pool: Pool, run: CellRun, screen: Screen) -> str:
+    known = {rank: {tuple(map(_frozen, group)) for group in message["groups"]} for rank, message in run.done.items()}
+    every = set().union(*known.values())
+    whole = sorted(
+        (group for group in every if all(group in known.get(rank, ()) for rank in group[1])),
+        key=lambda group: (len(group[0]), group[0]),
+    )
+    lost = sorted(group[0] for group in every if group not in whole)
+    pool.heals += 1
+    answers = pool.ask(
+        range(pool.size),
+        "heal",
+        HEAL_LIMIT,
+        generation=pool.heals,
+        names=[group[0] for group in whole],
+        count=max(message["group_count"] for message in run.done.values()),
+    )
+    said = [answers[rank]["answer"] for rank in answers]
+    errors = [answer["error"] for answer in said if answer["error"]]
+    if len(answers) < pool.size or errors:
+        return _replace(pool, screen, f"their process groups could not be healed ({errors[0] if errors else 'no answer'})")
+    if lost:
+        screen.notice(f"a process group was being made when the cell was stopped and is lost: make it again ({', '.join(lost)})")
+    if any(answer["how"] == "made again" for answer in said):
+        screen.notice(
+            "the process groups were made again: DDP and FSDP models, device meshes and groups from before must be made again too"
+        )
+    if pool.heals == MANY_HEALS:
+        screen.notice(
+            f"these ranks were put right after a Stop or an error {MANY_HEALS} times, and each time leaves some threads behind; "
+            "`%%distributed --fresh` starts new ones when it suits you"
+        )
+    return "healed"
+
+
+def _frozen(part: Any) -> Any:
+    return tuple(part) if isinstance(part, list) else part
+
+
+def _replace(pool: Pool, screen: Screen, why: str) -> str:
+    start = time.monotonic()
+    lost = state_on_ranks(pool)
+    with shielded():
+        pool.start()
+    took = time.monotonic() - start
+    screen.notice(f"new ranks ({took:.1f} s)" + (f": {why}" if why else "") + lost)
+    return "replaced"
+
+
+def state_on_ranks(pool: Pool) -> str:
+    """What goes with these ranks, as the end of a sentence: names that only they hold."""
+    held = [name for name, value in pool.namespace.items() if isinstance(value, RankedValue) and not name.startswith("_")]
+    if not held:
+        return ". What the notebook holds is sent to them again when a cell reads it"
+    return f". Gone with the old ones: {', '.join(sorted(held))}; what the notebook holds is sent again when a cell reads it"

@@ -1,0 +1,92 @@
+"""The ladder by which a running cell is stopped: from asking at a step boundary to leaving a native call to itself.
+
+Each rung waits a little for the ranks to end the cell; the whole takes 1.8 s at most, whatever they are in. Nothing is killed here: a rank that is
+still in native code is left, and only replaced when the next cell needs it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from nbdist.shipping.wire import HARD_SIGNAL
+
+if TYPE_CHECKING:
+    from nbdist.launchers.cell import CellRun
+
+WHOLE = 1.8  # seconds from the press until the cell is back
+AGREED = 1.0  # of these, for the ranks to meet at a step boundary
+AFTER_SIGNAL = 0.25
+AFTER_CUT = 0.2
+FOR_AN_ANSWER = 0.1
+
+
+class Stop:
+    """One way down the ladder.
+
+    Attributes:
+        rung: what ended the last rank: "agreed", "interrupt", "cut", "store", "trace", or "left" when a rank is still running.
+        cut: sockets were shut down, so the groups must be healed.
+        places: where the ranks were that did not end by the interrupt.
+    """
+
+    def __init__(self, run: CellRun) -> None:
+        self.run = run
+        self.rung = "left"
+        self.cut = False
+        self.agreed_on: int | None = None
+        self.places: dict[int, dict[str, Any]] = {}
+        self._start = time.monotonic()
+
+    def _left(self) -> float:
+        return WHOLE - (time.monotonic() - self._start)
+
+    def _wait(self, limit: float, rung: str) -> bool:
+        self.run.pump(lambda: not self.run.running(), min(limit, max(0.0, self._left())))
+        if not self.run.running():
+            self.rung = rung
+            return True
+        return False
+
+    def descend(self, agree: bool) -> None:
+        """Args: agree: start with the agreed stop; not when a rank has failed, since there is no step to agree on."""
+        run, pool = self.run, self.run.pool
+        if not run.running():
+            self.rung = "interrupt"
+            return
+        if agree and self._agree():
+            return
+        pool.signal_groups(run.running(), signal.SIGINT)
+        if self._wait(AFTER_SIGNAL, "interrupt"):
+            return
+        self.places = run.where(FOR_AN_ANSWER)
+        self._cut(store=False)
+        if self._wait(AFTER_CUT, "cut"):
+            return
+        self._cut(store=True)
+        pool.signal_groups(run.running(), signal.SIGINT)
+        if self._wait(AFTER_SIGNAL, "store"):
+            return
+        pool.signal(run.running(), HARD_SIGNAL)
+        self._wait(self._left(), "trace")
+
+    def _cut(self, store: bool) -> None:
+        self.cut = True
+        self.run.pool.send(self.run.running(), "cut", query=self.run.pool.new_query(), store=store)
+
+    def _agree(self) -> bool:
+        run = self.run
+        running = run.running()
+        answers = run.ask(running, "freeze", FOR_AN_ANSWER)
+        steps = [answers.get(rank) for rank in running]
+        if running != run.ranks or any(step is None for step in steps):
+            run.pool.send(running, "release", target=None)
+            return False
+        self.agreed_on = max(step for step in steps if step is not None)
+        run.pool.send(running, "release", target=self.agreed_on)
+        if self._wait(AGREED, "agreed"):
+            return True
+        self.agreed_on = None
+        run.pool.send(run.running(), "release", target=None)
+        return False

@@ -1,0 +1,179 @@
+"""The process between the notebook and its ranks: it owns the fork server, the rendezvous store, and death.
+
+Started by `nbdist.launchers.client`; it ends when the notebook's process ends, however that ends, and takes every descendant with it:
+it is a subreaper (so that daemonised grandchildren stay findable) and watches a pidfd of the notebook. End of file on the control socket
+would not do: a child that the notebook forked holds a copy of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from multiprocessing import connection, forkserver
+from typing import Any
+
+from nbdist.launchers.processes import descendants, kill, kill_descendants, parents
+from nbdist.shipping.link import Link, LinkClosed
+from nbdist.shipping.wire import FILES_A_RANK
+
+RANK_MAIN = "nbdist.worker.main"
+SWEEP_EVERY = 0.2  # seconds between looks for processes whose rank has died
+
+
+def end() -> None:
+    kill_descendants(os.getpid())
+    os._exit(0)
+
+
+def watch(notebook: int) -> None:
+    """Ends us when the notebook's process ends."""
+    if hasattr(os, "pidfd_open"):
+        try:
+            fd = os.pidfd_open(notebook)
+        except OSError:
+            end()
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        if os.getppid() == notebook:
+            poll.poll()
+    else:  # macOS has no pidfd: within SWEEP_EVERY of the parent's end we belong to launchd
+        while os.getppid() == notebook:
+            time.sleep(SWEEP_EVERY)
+    end()
+
+
+class Ranks:
+    """The processes of one pool."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def exit_codes(self) -> list[int | None]:
+        return [process.exitcode for process in self.context.processes]
+
+    def alive(self) -> bool:
+        return any(code is None for code in self.exit_codes())
+
+
+class Supervisor:
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.pools: dict[str, Ranks] = {}
+        self.lock = threading.Lock()
+
+    def open_store(self) -> int:
+        """A rendezvous store on a loopback socket that we bound ourselves: no race for the port, nothing on other interfaces."""
+        import torch.distributed as dist
+
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(512)
+        port = listener.getsockname()[1]
+        self.store = dist.TCPStore(
+            "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return port
+
+    def start(self, pool: str, specs: list[dict[str, Any]], files: list[int]) -> list[int]:
+        """Fork the ranks of a pool; the files are FILES_A_RANK for each, in order."""
+        import torch.multiprocessing
+
+        rank_main = importlib.import_module(RANK_MAIN).main
+        # Connection is the one kind of descriptor that multiprocessing hands to a forkserver child.
+        handles = [connection.Connection(fd) for fd in files]
+        for index, spec in enumerate(specs):
+            spec["files"] = handles[index * FILES_A_RANK : (index + 1) * FILES_A_RANK]
+            spec["store_key"] = f"{pool}-{secrets.token_hex(8)}" if index == 0 else specs[0]["store_key"]
+        try:
+            context = torch.multiprocessing.start_processes(
+                rank_main, (specs,), nprocs=len(specs), join=False, start_method="forkserver"
+            )
+        finally:
+            for handle in handles:
+                handle.close()
+        with self.lock:
+            self.pools[pool] = Ranks(context)
+        return context.pids()
+
+    def sweep(self) -> None:
+        """End what a dead rank left behind: its DataLoader workers and subprocesses are re-parented to us."""
+        keep = {forkserver._forkserver._forkserver_pid, multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
+        while True:
+            time.sleep(SWEEP_EVERY)
+            if sys.platform != "linux":
+                continue
+            for pid, (parent, _) in parents().items():
+                if parent == os.getpid() and pid not in keep:
+                    for below in [*descendants(pid), pid]:
+                        kill(below)
+                    try:
+                        os.waitpid(pid, os.WNOHANG)
+                    except OSError:
+                        pass
+
+    def serve(self) -> None:
+        while True:
+            try:
+                message = self.link.receive()
+            except LinkClosed:
+                return
+            try:
+                answer = self.answer(message.kind, message.fields, message.files)
+            except Exception as error:  # told to the notebook, which raises it there
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            try:
+                self.link.send("answer", **answer)
+            except LinkClosed:
+                return
+
+    def answer(self, kind: str, fields: dict[str, Any], files: list[int]) -> dict[str, Any]:
+        if kind == "start":
+            return {"pids": self.start(fields["pool"], fields["specs"], files)}
+        if kind == "exit codes":
+            return {"codes": self.pools[fields["pool"]].exit_codes()}
+        if kind == "gpus":
+            import torch
+
+            return {"gpus": torch.cuda.device_count()}  # by NVML: no CUDA context is made here
+        if kind == "end pool":
+            ranks = self.pools.pop(fields["pool"], None)
+            if ranks is not None:
+                for process in ranks.context.processes:
+                    process.kill()
+                for process in ranks.context.processes:
+                    process.join(2)
+            return {}
+        raise ValueError(f"unknown request {kind!r}")
+
+
+def main(fd: int, notebook: int, preload: list[str]) -> None:
+    """The supervisor's life. Sends one `up` message when a start would be quick."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button is for the notebook alone
+    threading.Thread(target=watch, args=(notebook,), daemon=True).start()
+    link = Link.from_fd(fd)
+    os.environ["NBDIST_SUPERVISOR"] = str(os.getpid())
+    os.environ["NBDIST_PRELOAD"] = ",".join(preload)
+    multiprocessing.set_forkserver_preload(["nbdist.launchers.preload"])
+    forkserver.ensure_running()
+    del os.environ["NBDIST_SUPERVISOR"], os.environ["NBDIST_PRELOAD"]
+    supervisor = Supervisor(link)
+    try:
+        port = supervisor.open_store()
+        link.send("up", pid=os.getpid(), server=forkserver._forkserver._forkserver_pid, port=port)  # type: ignore[attr-defined]
+    except Exception as error:
+        link.send("up", error=f"{type(error).__name__}: {error}")
+        end()
+    threading.Thread(target=supervisor.sweep, daemon=True).start()
+    supervisor.serve()
+    end()

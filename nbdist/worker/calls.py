@@ -1,0 +1,29 @@
+"""The runner of `nbdist.launch`: calls one function, and keeps what it returned for the asking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbdist.shipping.wire import RESULT
+from nbdist.worker.output import Output
+
+
+class CallRunner:
+    injected: frozenset[str] = frozenset()
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+
+    def prepare(self, cell: dict[str, Any]) -> None:
+        self._namespace.pop(RESULT, None)
+
+    def run(self, cell: dict[str, Any], extra: Any) -> Any:
+        function, args, kwargs = extra
+        return function(*args, **kwargs)
+
+    def finish(self, value: Any) -> None:
+        self._namespace[RESULT] = value
+
+
+def make_runner(namespace: dict[str, Any], spec: dict[str, Any], output: Output) -> CallRunner:
+    return CallRunner(namespace)

@@ -1,0 +1,85 @@
+"""An exception on a rank, as data that the notebook can raise again: its type, text, frames, causes and notes."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_DEEPEST_CHAIN = 10
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:
+        return f"<its __str__ raised {type(second).__name__}: {second}>"
+
+
+def _travels(error: BaseException) -> bytes | None:
+    """The exception pickled, if it also comes back: many classes dump and then fail to load."""
+    import cloudpickle
+
+    try:
+        data = cloudpickle.dumps(error)
+        again = cloudpickle.loads(data)
+        if type(again) is type(error) or type(again).__qualname__ == type(error).__qualname__:
+            str(again)
+            return data
+    except BaseException:
+        pass
+    return None
+
+
+def _one(error: BaseException, is_cell_file: Callable[[str], bool]) -> dict[str, Any]:
+    frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(error.__traceback__)]
+    start = next((i for i, frame in enumerate(frames) if is_cell_file(frame[0])), None)
+    kind = type(error)
+    return {
+        "type": kind.__qualname__,
+        "module": kind.__module__,
+        "bases": [base.__name__ for base in kind.__mro__],
+        "text": _text(error),
+        "args": [repr(argument)[:200] for argument in error.args] if isinstance(error.args, tuple) else [],
+        "pickled": _travels(error),
+        "frames": frames[start:] if start is not None else frames,
+        "notes": [str(note) for note in getattr(error, "__notes__", ())],
+    }
+
+
+def describe(error: BaseException, rank: int, ours: bool, is_cell_file: Callable[[str], bool]) -> dict[str, Any]:
+    """The exception that ended a cell on this rank.
+
+    Args:
+        ours: the rank was asked to stop before (by a signal, a cut, an agreed step): this is a consequence and not a cause.
+        is_cell_file: tells the cell's own frames from ours; frames before the first of them are left out.
+    """
+    told = {
+        **_one(error, is_cell_file),
+        "rank": rank,
+        "time": time.monotonic(),  # one clock for all processes of a host: tells who was first
+        "ours": ours,
+        "whole": "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if _printable(error)
+        else "",
+        "chain": [],
+    }
+    seen, link = {id(error)}, error
+    for _ in range(_DEEPEST_CHAIN):
+        kind = "cause" if link.__cause__ is not None else "context"
+        following = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        if following is None or id(following) in seen:
+            break
+        seen.add(id(following))
+        told["chain"].append((kind, _one(following, is_cell_file)))
+        link = following
+    return told
+
+
+def _printable(error: BaseException) -> bool:
+    try:
+        str(error)
+    except Exception:
+        return False
+    return True

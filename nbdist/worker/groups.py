@@ -1,0 +1,233 @@
+"""The process groups of a rank: made, cut when a rank must get out of a collective, and healed in place.
+
+Healing puts a new backend *inside the same ProcessGroup object*, so that DDP, FSDP2, DeviceMesh and the user's own groups, which hold that
+object, go on. It stands on private names of torch (`private.py` lists them); `self_test` tries it on a group of one, and where it fails
+the groups are destroyed and made again, and the notebook is told what has to be re-made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as registry
+
+from nbdist.worker import sockets
+from nbdist.worker.where import flight_recorder
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+STORE_TIMEOUT = timedelta(seconds=60)
+_FIRST_FREE_BACKEND_TYPE = 6  # a type that is set already would keep the old backend
+
+
+class Group(NamedTuple):
+    name: str
+    ranks: tuple[int, ...]
+
+
+class Groups:
+    """Every process group of this rank.
+
+    Args:
+        spec: the rank's start message: rank, world_size, port and store_key of the store, device.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.rank, self.world_size = spec["rank"], spec["world_size"]
+        self.device = spec["device"]
+        self._port, self._key = spec["port"], spec["store_key"]
+        self._noted: dict[int, sockets.Connection] = {}
+        self._old: list[Any] = []  # replaced backends: freeing one while a thread of gloo is in it is not safe
+        self._dead_status: set[str] = set()
+        self._store_was_cut = False
+        self._generation = 0
+        self._heal_works: bool | None = None
+        self._watch_new_groups()
+
+    def _connect(self) -> None:
+        store = dist.TCPStore("127.0.0.1", self._port, None, False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        self.store = dist.PrefixStore(self._key, store)
+        self._store_was_cut = False
+
+    def open(self) -> None:
+        """Join the default group: every rank of the pool must come."""
+        self._connect()
+        backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", self.store),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+
+    def _watch_new_groups(self) -> None:
+        """Note the sockets that appear while a group is made; this one function is below init_process_group, new_group and DeviceMesh."""
+        make = registry._new_process_group_helper
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            before = set(sockets.connections())
+            made = make(*args, **kwargs)
+            self._note(before)
+            return made
+
+        registry._new_process_group_helper = noting
+
+    def _note(self, before: set[int]) -> None:
+        for fd, connection in sockets.connections().items():
+            if fd not in before and connection.state == sockets.ESTABLISHED and self._port not in connection[:2]:
+                self._noted[fd] = connection
+
+    def known(self) -> list[Group]:
+        """The groups of this rank, for the notebook: only those that all their members know can be healed."""
+        world = registry._world
+        return [
+            Group(world.pg_names[group], tuple(sorted(world.pg_group_ranks[group])))
+            for group in world.pg_map
+            if type(group) is c10d.ProcessGroup
+        ]
+
+    def count(self) -> int:
+        """How many groups were ever made: names of the next ones follow from it, so it must be equal on all ranks."""
+        return registry._world.group_count
+
+    def status(self) -> dict[str, Any]:
+        """Where the collectives of each living group stand; equal on all ranks and nothing in flight means that nothing needs healing."""
+        dump = flight_recorder()
+        told = dump.get("pg_status", {})
+        return {
+            "groups": {
+                key: (value["last_enqueued_collective"], value["last_completed_collective"])
+                for key, value in told.items()
+                if key not in self._dead_status
+            },
+            "point to point": any(entry.get("is_p2p") for entry in dump.get("entries", ())),
+            "known": bool(dump),
+        }
+
+    def cut(self, store_too: bool) -> int:
+        """From another thread: free the main thread from whatever collective (or store call) it waits in. Returns the sockets shut down."""
+        shut = 0
+        if store_too:
+            self._store_was_cut = True
+            for fd, connection in sockets.connections().items():
+                if connection.remote == self._port:
+                    shut += sockets.shut_down(fd, connection)
+        for fd, connection in list(self._noted.items()):
+            shut += sockets.shut_down(fd, connection)
+        if self.device != "cpu":
+            shut += self._abort_nccl()
+        return shut
+
+    def _abort_nccl(self) -> int:
+        aborted = 0
+        for group in list(registry._world.pg_map):
+            try:
+                group._get_backend(torch.device("cuda")).abort()
+                aborted += 1
+            except Exception:
+                continue
+        return aborted
+
+    def heal(self, generation: int, names: Iterable[str], count: int) -> str:
+        """New backends inside the living groups, in this order on all ranks.
+
+        Returns "healed", or "made again" where the private interface does not work (groups and what holds them must then be re-made).
+        """
+        if self._store_was_cut:
+            self._connect()
+        self._generation = generation
+        self._dead_status.update(flight_recorder(status_only=True).get("pg_status", {}))
+        self._noted.clear()
+        if not self.heal_works():
+            self._make_again()
+            return "made again"
+        before = set(sockets.connections())
+        world = registry._world
+        by_name = {world.pg_names[group]: group for group in world.pg_map if type(group) is c10d.ProcessGroup}
+        for name in names:
+            if name in by_name:
+                self._heal_one(by_name[name], name, self.store, world.pg_group_ranks[by_name[name]][self.rank])
+        world.group_count = max(world.group_count, count)
+        self._note(before)
+        return "healed"
+
+    def _heal_one(self, group: Any, name: str, base: Any, group_rank: int) -> None:
+        world = registry._world
+        store = dist.PrefixStore(f"heal{self._generation}/{name}/", base)
+        backend_type = c10d.ProcessGroup.BackendType(_FIRST_FREE_BACKEND_TYPE + self._generation)
+        for device, new in self._new_backends(group, name, store, group_rank):
+            new._set_sequence_number_for_group()
+            # Not `_set_default_backend`: DDP's constructor then meets a type that it has no name for.
+            group._register_backend(device, backend_type, new)
+        world.pg_map[group] = (world.pg_map[group][0], store)  # the store that new_group and friends use
+
+    def _new_backends(self, group: Any, name: str, store: Any, group_rank: int) -> list[tuple[torch.device, Any]]:
+        cpu = torch.device("cpu")
+        old = group._get_backend(cpu)
+        self._old.append(old)
+        options = c10d.ProcessGroupGloo._Options()
+        options._timeout = old.options._timeout
+        options._devices = [c10d.ProcessGroupGloo.create_default_device()]
+        options.group_name, options.global_ranks_in_group = name, old.options.global_ranks_in_group
+        made = [(cpu, c10d.ProcessGroupGloo(store, group_rank, group.size(), options))]
+        if self.device != "cpu":  # not run so far: no GPU where this was written
+            cuda = torch.device("cuda")
+            previous = group._get_backend(cuda)
+            nccl = c10d.ProcessGroupNCCL.Options()
+            nccl._timeout, nccl.group_name = previous.options._timeout, name
+            made.append((cuda, c10d.ProcessGroupNCCL(dist.PrefixStore("cuda/", store), group_rank, group.size(), nccl)))
+        return made
+
+    def heal_works(self) -> bool:
+        """Try the private interface once, on a group of one rank of its own."""
+        if self._heal_works is None:
+            try:
+                self._heal_works = self.self_test()
+            except Exception as error:
+                print(f"nbdist: healing groups in place is not possible with torch {torch.__version__}: {error}", file=sys.stderr)
+                self._heal_works = False
+        return self._heal_works
+
+    def self_test(self) -> bool:
+        store = dist.HashStore()
+        cpu = torch.device("cpu")
+
+        def backend(key: str) -> Any:
+            options = c10d.ProcessGroupGloo._Options()
+            options._timeout = timedelta(seconds=5)
+            options._devices = [c10d.ProcessGroupGloo.create_default_device()]
+            options.group_name, options.global_ranks_in_group = "self test", [0]
+            made = c10d.ProcessGroupGloo(dist.PrefixStore(key, store), 0, 1, options)
+            made._set_sequence_number_for_group()
+            return made
+
+        group = c10d.ProcessGroup(store, 0, 1)
+        group._register_backend(cpu, c10d.ProcessGroup.BackendType.GLOO, backend("a"))
+        second = backend("b")
+        group._register_backend(cpu, c10d.ProcessGroup.BackendType(_FIRST_FREE_BACKEND_TYPE), second)
+        value = torch.ones(2)
+        group.allreduce([value]).wait()
+        world = registry._world
+        named = all(hasattr(world, name) for name in ("pg_map", "pg_names", "pg_group_ranks", "group_count"))
+        return named and group._get_backend(cpu) is not None and value.tolist() == [1.0, 1.0]
+
+    def _make_again(self) -> None:
+        try:
+            dist.destroy_process_group()
+        except Exception:  # a group whose peers were cut may not end cleanly; it is dropped anyway
+            registry.GroupMember.WORLD = None
+        self._connect()
+        self.store = dist.PrefixStore(f"again{self._generation}", self.store)
+        self.open_again()
+
+    def open_again(self) -> None:
+        backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend, store=self.store, rank=self.rank, world_size=self.world_size, timeout=COLLECTIVE_TIMEOUT
+        )

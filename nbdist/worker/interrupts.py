@@ -1,0 +1,66 @@
+"""How a running cell is interrupted from outside: the signal a terminal would send, and one for code that swallows it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from nbdist.shipping.wire import HARD_SIGNAL
+
+class Interrupts:
+    """KeyboardInterrupt in user code only: a late signal must not end the rank's own loop."""
+
+    def __init__(self) -> None:
+        self.running = False  # user code is on the main thread's stack
+        self.asked = False  # this cell was asked to stop, by a signal, a cut or an agreed step
+        self.files: set[str] = set()  # file names of cells
+        self.main_thread = threading.main_thread().ident
+
+    def install(self) -> None:
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(HARD_SIGNAL, self._on_hard_signal)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def is_cell_file(self, name: str) -> bool:
+        return name in self.files
+
+    def begin(self) -> None:
+        """A cell starts; handlers are put back, since a cell may have set its own."""
+        self.asked = False
+        self.install()
+
+    def end(self) -> None:
+        self.running = False
+        sys.settrace(None)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.running:
+            self.asked = True
+            raise KeyboardInterrupt
+
+    def _on_hard_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.running:
+            self.asked = True
+            self._trace_every_line(frame)
+            raise KeyboardInterrupt
+
+    def _trace_every_line(self, frame: FrameType | None) -> None:
+        """Raise at each line the cell still runs, its except bodies included.
+
+        On 'line' events only: raising on an 'exception' event makes Python switch tracing off, inside the very try. It breaks
+        `finally` bodies too, which is why it comes after everything else.
+        """
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "line" and self.running and self.is_cell_file(frame.f_code.co_filename):
+                raise KeyboardInterrupt
+            return trace
+
+        while frame is not None:
+            if self.is_cell_file(frame.f_code.co_filename):
+                frame.f_trace = trace
+            frame = frame.f_back
+        sys.settrace(trace)

@@ -1,0 +1,321 @@
+"""A rank's life: start, then receive a cell, run it, give back what it made, until the notebook is gone.
+
+The main thread runs user code and nothing else may; a control thread reads every message, so that a rank which is stuck still answers
+where it is and can be cut free.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+from nbdist import state
+from nbdist.shipping import Away
+from nbdist.shipping.link import Link, LinkClosed, Message
+from nbdist.worker import environment, failure
+from nbdist.worker.blackbox import BlackBox
+from nbdist.worker.groups import Groups
+from nbdist.worker.guests.torch_distributed import DefaultGroup
+from nbdist.worker.interrupts import Interrupts
+from nbdist.worker.output import Output
+from nbdist.worker.resync import resync
+from nbdist.worker.where import where
+
+GUESTS = ("nbdist.worker.guests.torch_ddp",)
+
+
+def main(index: int, specs: list[dict[str, Any]]) -> None:
+    """Runs in a fresh child of the fork server. Never returns."""
+    for other, spec in enumerate(specs):  # every rank is given the descriptors of all: an end of file would never come
+        if other != index:
+            for handle in spec["files"]:
+                handle.close()
+    spec = specs[index]
+    # multiprocessing forces `forkserver` as the default in its children; a DataLoader over a notebook's class then fails.
+    multiprocessing.set_start_method(None, force=True)
+    control, stdout, stderr, records, place = (os.dup(handle.fileno()) for handle in spec.pop("files"))
+    os.setsid()  # Jupyter's stop button signals the notebook's group: we relay it on purpose, and only then
+    _die_with_the_supervisor(spec)
+    link = Link.from_fd(control)
+    output = Output(stdout, stderr, records)
+    os.close(stdout)
+    os.close(stderr)
+    link.send("hello", pid=os.getpid())
+    try:
+        rank = Rank(spec, link, output, place)
+    except BaseException as error:
+        with contextlib.suppress(LinkClosed):
+            link.send("failed", error=f"{type(error).__name__}: {error}", whole=traceback.format_exc())
+        os._exit(1)
+    link.send("ready")
+    rank.serve()
+
+
+def _die_with_the_supervisor(spec: dict[str, Any]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; torch had set SIGINT, which a rank survives
+        if os.getppid() == 1:
+            os._exit(0)
+
+    def watch(notebook: int) -> None:
+        if hasattr(os, "pidfd_open"):
+            try:
+                poll = select.poll()
+                poll.register(os.pidfd_open(notebook), select.POLLIN)
+                poll.poll()
+            except OSError:
+                pass
+            os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, args=(spec["notebook"],), daemon=True, name="nbdist-watch").start()
+
+
+class Rank:
+    """One rank.
+
+    Args:
+        spec: the start message: rank, world_size, pool, port, store_key, device, threads, runner, surroundings, notebook (its pid).
+    """
+
+    def __init__(self, spec: dict[str, Any], link: Link, output: Output, place: int) -> None:
+        self.number: int = spec["rank"]
+        self.link, self.output = link, output
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.interrupts = Interrupts()
+        self.interrupts.install()
+        self.black_box = BlackBox(place, self.interrupts.is_cell_file, self.interrupts.main_thread)
+        self.surroundings = environment.Surroundings(spec)
+        self.surroundings.restore({})
+        environment.set_threads(spec["threads"])
+        environment.seed_as_a_fresh_process()
+        self._choose_device(spec)
+        self.default_group = DefaultGroup()
+        self.groups = Groups(spec)
+        self.groups.open()
+        self.default_group.adopt()
+        self.default_group.install()
+        module = types.ModuleType("__main__")  # dataclasses, enum, typing and pickle look there
+        module.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = module
+        self.namespace = module.__dict__
+        self.away = Away(self.namespace, self.number)
+        self.runner = importlib.import_module(spec["runner"]).make_runner(self.namespace, spec, output)
+        for name in GUESTS:
+            importlib.import_module(name).install()
+        threading.Thread(target=self._read, daemon=True, name="nbdist-control").start()
+
+    def _choose_device(self, spec: dict[str, Any]) -> None:
+        import torch
+
+        if spec["device"] == "cuda":
+            torch.cuda.set_device(spec["rank"])
+            state.use_device(torch.device("cuda", spec["rank"]), "one GPU a rank (--gpus)")
+        else:
+            state.use_device(torch.device("cpu"), "this pool runs on the CPU (--cpus)")
+
+    # ---------------------------------------------------------------- control thread
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self.link.receive()
+            except LinkClosed:
+                os.killpg(0, signal.SIGKILL)
+                return
+            try:  # whatever happens here, this thread goes on: it is the only way in
+                if not self._answer_at_once(message):
+                    self.inbox.put(message)
+            except Exception:
+                with contextlib.suppress(Exception):
+                    self.link.send("trouble", whole=traceback.format_exc())
+
+    def _answer_at_once(self, message: Message) -> bool:
+        kind = message.kind
+        if kind == "where":
+            self.link.send("where", query=message["query"], answer=where(self.interrupts))
+        elif kind == "freeze":
+            step = state.step_boundary.freeze() if self.interrupts.running else None
+            self.link.send("frozen", query=message["query"], answer=step)
+        elif kind == "release":
+            if message["target"] is not None:
+                self.interrupts.asked = True
+                self.agreed = True
+            state.step_boundary.release(message["target"])
+        elif kind == "cut":
+            self.interrupts.asked = True
+            self.link.send("cut", query=message["query"], answer=self.groups.cut(message["store"]))
+        else:
+            return False
+        return True
+
+    # ---------------------------------------------------------------- main thread
+
+    def serve(self) -> None:
+        handlers = {"cell": self._cell, "heal": self._heal, "peek": self._peek, "resync": self._resync}
+        while True:
+            try:
+                message = self.inbox.get()
+                handler = handlers.get(message.kind)
+                if handler is not None:
+                    handler(message)
+            except LinkClosed:
+                os._exit(0)
+            except KeyboardInterrupt:  # a signal that came a moment late
+                continue
+            except BaseException:  # ours, not the user's: tell, and stay
+                with contextlib.suppress(LinkClosed):
+                    self.link.send("trouble", whole=traceback.format_exc())
+
+    def _cell(self, message: Message) -> None:
+        cell = message.fields
+        self.agreed = False
+        self.interrupts.begin()
+        state.step_boundary.reset()
+        self.surroundings.told(cell["surroundings"])
+        self.interrupts.files.update(cell["files"])
+        received, extra = self._receive(message)
+        if not received:
+            return
+        if not cell["runs"]:
+            self.away.begin((), ())
+            self._done(cell, None, self.away.give(lead=False, ran=False))
+            return
+        value, told = self._run(cell, extra)
+        parcel = self._give(cell, value)
+        self.runner.finish(value)
+        self._done(cell, told, parcel)
+
+    def _receive(self, message: Message) -> tuple[bool, Any]:
+        """Decode what came, and wait until every rank has said that it could."""
+        cell, extra = message.fields, None
+        try:
+            try:
+                self.interrupts.running = True
+                extra = self.away.receive(message.blob, message.files)
+            finally:
+                self.interrupts.running = False
+        except BaseException as error:
+            self.away.rollback()
+            reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+            self.link.send("received", cell=cell["cell"], error=reason, whole=traceback.format_exc())
+            self._wait_for_verdict(cell)
+            return False, None
+        self.link.send("received", cell=cell["cell"], error=None)
+        if not cell["trivial"] and not self._wait_for_verdict(cell):
+            self.away.rollback()
+            return False, None
+        self.away.commit()
+        return True, extra
+
+    def _wait_for_verdict(self, cell: dict[str, Any]) -> bool:
+        while True:
+            verdict = self.inbox.get()
+            if verdict.kind in ("go", "cancel") and verdict["cell"] == cell["cell"]:
+                return verdict.kind == "go"
+
+    def _run(self, cell: dict[str, Any], extra: Any) -> tuple[Any, dict[str, Any] | None]:
+        trouble = self.surroundings.restore(cell["environment"])
+        self.default_group.reopen()
+        self.output.install()
+        if trouble:
+            print(f"nbdist: {trouble}", file=sys.stderr)
+        self.runner.prepare(cell)
+        self.away.begin(cell["stores"], cell["reads"])
+        value, told = None, None
+        self.black_box.begin()
+        try:
+            try:
+                self.interrupts.running = True
+                value = self.runner.run(cell, extra)
+            finally:
+                self.interrupts.end()
+        except BaseException as error:
+            self.interrupts.end()
+            told = failure.describe(error, self.number, self.interrupts.asked, self.interrupts.is_cell_file)
+            error.__traceback__ = None  # its frames hold the cell's values
+            if not self.agreed:
+                self._after_interrupt()
+        self.black_box.end()
+        return value, told
+
+    def _after_interrupt(self) -> None:
+        """Wrappers that were left in the middle of something are put right before anything else looks at them."""
+        for hook in list(state.interrupt_hooks):
+            try:
+                hook()
+            except Exception as error:
+                print(f"nbdist: after the interrupt: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def _give(self, cell: dict[str, Any], value: Any) -> Any:
+        """What goes back; user code may run here (`__reduce__`), so it can be stopped, and may not end the rank."""
+        lead = self.number == cell["lead"]
+        only, hide = cell["only"], self.runner.injected
+        try:
+            try:
+                self.interrupts.running = True
+                return self.away.give(lead=lead, limit=cell["limit"], only=only, hide=hide, extra=value)
+            finally:
+                self.interrupts.running = False
+        except BaseException as error:
+            why = "Stop came while its results were packed" if isinstance(error, KeyboardInterrupt) else repr(error)
+            print(f"nbdist: rank {self.number} gives nothing back: {why}", file=sys.stderr)
+            if not isinstance(error, KeyboardInterrupt):
+                traceback.print_exc()
+            return self.away.give(lead=lead, only=frozenset())
+
+    def _done(self, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Any) -> None:
+        self.output.finish(cell["mark"])
+        try:
+            self.link.send(
+                "done",
+                parcel.head,
+                parcel.files,
+                cell=cell["cell"],
+                failure=told,
+                asked=self.interrupts.asked,
+                ran=cell["runs"],
+                steps=state.step_boundary.steps,
+                groups=self.groups.known(),
+                group_count=self.groups.count(),
+                status=self.groups.status() if told or self.interrupts.asked else None,
+            )
+        finally:
+            parcel.close()
+
+    def _heal(self, message: Message) -> None:
+        error, how = None, None
+        try:
+            self.default_group.reopen()
+            how = self.groups.heal(message["generation"], message["names"], message["count"])
+            if how == "made again":
+                self.default_group.adopt()
+        except BaseException as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        self.link.send("healed", query=message["query"], answer={"error": error, "how": how})
+
+    def _peek(self, message: Message) -> None:
+        parcel = self.away.peek(message["name"], tuple(message["attributes"]))
+        try:
+            self.link.send("peeked", parcel.head, parcel.files, query=message["query"], answer=None)
+        finally:
+            parcel.close()
+
+    def _resync(self, message: Message) -> None:
+        self.default_group.reopen()
+        try:
+            answer: Any = resync(self.namespace)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        self.link.send("resynced", query=message["query"], answer=answer)
