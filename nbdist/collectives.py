@@ -20,38 +20,43 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from nbdist import state
+from nbdist import messages, state
 
+_CANNOT = " (cannot travel)"
 _ALIGNED = 16  # bytes: a slice that starts there can be viewed as any dtype
 
 
 class Leaf(NamedTuple):
-    path: str  # where it is in the nested value, as one would index it
-    kind: str  # what must be equal on all ranks
+    """One end of a nested value, or a container on the way."""
+
+    path: str  # where it is, as one would index it
+    role: str  # "tensor", "number", "list", "object", "structure"
+    kind: str  # in words; equal on all ranks
     value: Any
 
 
 def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
-    """The ends of a nested value, in order."""
+    """The ends of a nested value, and its containers, in order."""
     if isinstance(value, torch.Tensor):
-        layout = "" if value.layout is torch.strided and not value.is_quantized else f" {value.layout} (cannot travel)"
-        yield Leaf(path, f"a {value.dim()}-dim tensor of {_name(value.dtype)} on {value.device.type}{layout}", value)
+        layout = "" if value.layout is torch.strided and not value.is_quantized else f" {value.layout}{_CANNOT}"
+        kind = f"a {value.dim()}-dim tensor of {_name(value.dtype)} on {value.device.type}{layout}"
+        yield Leaf(path, "tensor", kind, value)
     elif value is None:
-        yield Leaf(path, "None", value)
+        yield Leaf(path, "structure", "None", value)
     elif isinstance(value, bool | int | float | complex):
-        yield Leaf(path, f"a number of type {type(value).__name__}", value)
+        yield Leaf(path, "number", f"a number of type {type(value).__name__}", value)
     elif isinstance(value, Mapping):
-        yield Leaf(path, f"a dict with keys {list(value)}", value)
+        yield Leaf(path, "structure", f"a dict with keys {list(value)}", value)
         for key, item in value.items():
             yield from leaves(item, f"{path}[{key!r}]")
     elif isinstance(value, tuple) or (isinstance(value, list) and _has_tensor(value)):
-        yield Leaf(path, f"a {type(value).__name__} of {len(value)}", value)
+        yield Leaf(path, "structure", f"a {type(value).__name__} of {len(value)}", value)
         for index, item in enumerate(value):
             yield from leaves(item, f"{path}[{index}]")
     elif isinstance(value, list):
-        yield Leaf(path, "a list of objects", value)
+        yield Leaf(path, "list", "a list of objects", value)
     else:
-        yield Leaf(path, "an object", value)
+        yield Leaf(path, "object", "an object", value)
 
 
 def rebuilt(value: Any, results: Iterator[Any]) -> Any:
@@ -94,15 +99,16 @@ def _meet(operation: str, ends: list[Leaf], carried: list[Any], same_shape: bool
     Raises:
         ValueError: the nested values do not fit together; on every rank, with the ranks and what each brings.
     """
+    state.current()  # under torchrun this may be the first look
     shapes = [tuple(end.value.shape) if isinstance(end.value, torch.Tensor) else None for end in ends]
-    answers = state.agree(operation, ([(end.path, end.kind) for end in ends], shapes, carried))
+    answers = messages.agree(operation, ([(end.path, end.kind) for end in ends], shapes, carried))
     first, first_shapes, _ = answers[0]
     for said, said_shapes, _ in answers[1:]:
         if said != first or (same_shape and said_shapes != first_shapes):
             raise ValueError(_mismatch(operation, answers))
     for path, kind in first:
-        if kind.endswith("(cannot travel)"):
-            raise TypeError(f"{operation}: {_at(path)}is {kind.removesuffix(' (cannot travel)')}; make it dense first")
+        if kind.endswith(_CANNOT):
+            raise TypeError(f"{operation}: {_at(path)}there is {kind.removesuffix(_CANNOT)}; make it dense first")
     return [(said_shapes, its) for _, said_shapes, its in answers]
 
 
@@ -120,7 +126,8 @@ def _mismatch(operation: str, answers: list[Any]) -> str:
         told = [brings(answer, index) for answer in answers]
         if len(set(told)) > 1:
             ranks = "; ".join(f"rank {rank} brings {what}" for rank, (_, what) in enumerate(told))
-            return f"{operation}: {_at(next((path for path, _ in told if path), ''))}the ranks do not fit together: {ranks}"
+            place = _at(next((path for path, _ in told if path), ""))
+            return f"{operation}: {place}the ranks do not fit together: {ranks}"
     return f"{operation}: the ranks do not fit together"
 
 
@@ -149,7 +156,7 @@ def _tensors_of_all(mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]
             own[start : start + flat.numel()] = flat
         out = torch.empty(length * len(shapes), dtype=torch.uint8, device=device)
         if length:
-            state.all_gather(out, own)
+            messages.all_gather(out, own)
         for rank, (starts, _) in enumerate(places):
             for index, start in zip(indices, starts, strict=True):
                 size = _numel(shapes[rank][index]) * mine[index].element_size()
@@ -174,10 +181,9 @@ def gather(tensor: Any) -> Any:
             on every rank, naming the ranks.
     """
     ends = list(leaves(tensor))
-    carried = [end.value for end in ends if _kind(end) == "carried"]
+    carried = [end.value for end in ends if end.role in ("number", "list", "object")]
     answers = _meet("gather", ends, carried)
-    mine = [end.value for end in ends if _kind(end) == "tensor"]
-    where = [index for index, end in enumerate(ends) if _kind(end) == "tensor"]
+    where = [index for index, end in enumerate(ends) if end.role == "tensor"]
     shapes = [[theirs[index] for index in where] for theirs, _ in answers]
     for column, index in enumerate(where):
         if len({shape[column][1:] for shape in shapes}) > 1:
@@ -186,39 +192,25 @@ def gather(tensor: Any) -> Any:
                 f"gather: {_at(ends[index].path)}shapes may differ in the first dimension only: {told}. "
                 "pad_across_processes(value, dim=...) makes the others equal."
             )
+    mine = [ends[index].value.detach() for index in where]
     everyone = _tensors_of_all(mine, shapes) if len(answers) > 1 else [mine]
-    results: list[Any] = []
-    columns, objects = iter(range(len(mine))), iter(range(len(carried)))
-    for end in ends:
-        if _kind(end) == "tensor":
-            column = next(columns)
-            pieces = [theirs[column] for theirs in everyone]
-            if not end.value.dim():
-                results.append(torch.stack([piece.detach() for piece in pieces]))
-            else:
-                results.append(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
-        elif _kind(end) == "carried":
-            column = next(objects)
-            values = [theirs[column] for _, theirs in answers]
-            if isinstance(end.value, bool | int | float | complex):
-                results.append(torch.tensor(values, dtype=_number_dtype(end.value)))
-            elif isinstance(end.value, list):
-                results.append([item for value in values for item in value])
-            else:
-                results.append(values)
-        else:
-            results.append(end.value)
-    return rebuilt(tensor, iter(results))
+    tensors = zip(*everyone, strict=True)  # for each tensor, every rank's
+    objects = zip(*(theirs for _, theirs in answers), strict=True)
+    return rebuilt(tensor, (_joined(end, tensors, objects) for end in ends))
 
 
-def _kind(end: Leaf) -> str:
-    if isinstance(end.value, torch.Tensor):
-        return "tensor"
-    if end.value is None or end.kind.startswith(("a dict", "a tuple")) or isinstance(end.value, tuple | Mapping):
-        return "structure"
-    if isinstance(end.value, list) and end.kind != "a list of objects":
-        return "structure"
-    return "carried"
+def _joined(end: Leaf, tensors: Iterator[tuple[torch.Tensor, ...]], objects: Iterator[tuple[Any, ...]]) -> Any:
+    """What all ranks have at this end, as one value."""
+    if end.role == "tensor":
+        pieces = next(tensors)
+        if not end.value.dim():
+            return torch.stack(pieces)
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    if end.role == "number":
+        return torch.tensor(next(objects), dtype=_number_dtype(end.value))
+    if end.role == "list":
+        return [item for value in next(objects) for item in value]
+    return list(next(objects)) if end.role == "object" else end.value
 
 
 def _number_dtype(value: Any) -> Any:
@@ -227,7 +219,8 @@ def _number_dtype(value: Any) -> Any:
 
 def gather_object(object: Any) -> list[Any]:
     """Every rank's picklable object, by rank; lists are joined: [0] and [1, 2] give [0, 1, 2]."""
-    values = state.agree("gather_object", object)
+    state.current()
+    values = messages.agree("gather_object", object)
     lists = [isinstance(value, list) for value in values]
     if all(lists):
         return [item for value in values for item in value]
@@ -258,13 +251,12 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     answers = _meet(f"reduce({reduction})", ends, [], same_shape=True)
     results: list[Any] = []
     for end in ends:
-        value = end.value
-        if isinstance(value, bool | int | float | complex):
-            value = torch.tensor(value, dtype=_number_dtype(value))
-        if isinstance(value, torch.Tensor):
-            results.append(_reduced(value.detach(), reduction, scale, len(answers), end.path))
-        elif _kind(end) == "structure":
-            results.append(value)
+        if end.role in ("tensor", "number"):
+            number = end.role == "number"
+            value = torch.tensor(end.value, dtype=_number_dtype(end.value)) if number else end.value.detach()
+            results.append(_reduced(value, reduction, scale, len(answers), end.path))
+        elif end.role == "structure":
+            results.append(end.value)
         else:
             raise TypeError(f"reduce: {_at(end.path)}there is {end.kind}; only tensors and numbers can be reduced")
     return rebuilt(tensor, iter(results))
@@ -284,7 +276,7 @@ def _reduced(value: torch.Tensor, reduction: str, scale: float, ranks: int, path
         work = work.float()
     if ranks > 1 and reduction != "none":
         operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(reduction, dist.ReduceOp.SUM)
-        if work.device.type == "cpu" and state.message_device().type != "cpu":
+        if work.device.type == "cpu" and messages.message_device().type != "cpu":
             raise RuntimeError("the process group has no backend for CPU tensors; move the value to the device first")
         dist.all_reduce(work, op=operation)
     factor = scale / ranks if reduction == "mean" else scale
@@ -300,7 +292,8 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """
     ends = list(leaves(tensor))
     rank = state.current().rank
-    carried = [end.value for end in ends if _kind(end) == "carried"] if rank == from_process else []
+    carrying = rank == from_process
+    carried = [end.value for end in ends if carrying and end.role in ("number", "list", "object")]
     answers = _meet(f"broadcast(from {from_process})", ends, carried)
     if len(answers) == 1:
         return tensor
@@ -318,7 +311,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
             if not whole and tuple(target.shape) == shapes[index]:
                 target.copy_(data)
             results.append(end.value if tuple(target.shape) == shapes[index] else data)
-        elif _kind(end) == "carried":
+        elif end.role in ("number", "list", "object"):
             results.append(next(objects))
         else:
             results.append(end.value)
@@ -327,18 +320,18 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Fill the list, in place, with the picklable objects of one rank's list; returns it."""
-    mine = state.pack(object_list) if state.current().rank == from_process else b""
-    sent = state.agree(f"broadcast_object_list(from {from_process})", len(mine))
+    mine = messages.pack(object_list) if state.current().rank == from_process else b""
+    sent = messages.agree(f"broadcast_object_list(from {from_process})", len(mine))
     if len(sent) == 1:
         return object_list
-    device = state.message_device()
+    device = messages.message_device()
     if state.current().rank == from_process:
         data = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
     else:
         data = torch.empty(sent[from_process], dtype=torch.uint8, device=device)
     dist.broadcast(data, src=from_process)
     got = pickle.loads(data.cpu().numpy().tobytes())
-    if isinstance(got, state.Unsendable):
+    if isinstance(got, messages.Unsendable):
         raise TypeError(f"what rank {from_process} wants to send cannot be pickled: {got.reason}")
     object_list[:] = got
     return object_list

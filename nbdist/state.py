@@ -13,7 +13,6 @@ import atexit
 import builtins
 import functools
 import os
-import pickle
 import random
 import socket
 import sys
@@ -24,6 +23,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 from weakref import WeakSet
+
+from nbdist import messages
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -172,7 +173,8 @@ def _choose_device(local_rank: int, world_size: int, cpu: bool) -> tuple[Any, st
         count = torch.cuda.device_count()
         if local_rank >= count:
             raise RuntimeError(
-                f"local rank {local_rank} has no GPU: this machine has {count}. Start at most {count} ranks here, or ask for cpu=True."
+                f"local rank {local_rank} has no GPU: this machine has {count}. Start at most {count} ranks here, "
+                "or ask for cpu=True."
             )
         return torch.device("cuda", local_rank), f"CUDA is available; local rank {local_rank} of {count} GPUs"
     if world_size == 1 and torch.backends.mps.is_available():
@@ -209,89 +211,12 @@ def _end_group() -> None:
         dist.destroy_process_group()
 
 
-class Unsendable:
-    """Travels in place of a value that cannot be pickled, so that every rank hears of it."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
-def pack(value: Any) -> bytes:
-    """Pickle, by value where by reference fails (a lambda); an `Unsendable` where nothing helps."""
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        import cloudpickle
-
-        try:
-            return cloudpickle.dumps(value)
-        except Exception as error:
-            return pickle.dumps(Unsendable(f"{type(error).__name__}: {error}"))
-
-
-_MESSAGE = 512  # bytes of the one message that suffices for most exchanges; longer values take a second one
-
-
-def exchange(value: Any) -> list[Any]:
-    """Every rank's value, by rank. One small message when the values are small. A collective: all ranks call it.
-
-    Raises:
-        TypeError: a rank's value cannot be pickled; raised on all ranks, naming it.
-    """
-    me = current()
-    if me.world_size == 1:
-        return [value]
-    payload = pack(value)
-    device = message_device()
-    first = bytearray(_MESSAGE)
-    first[:8] = len(payload).to_bytes(8, "little")
-    first[8 : 8 + len(payload[: _MESSAGE - 8])] = payload[: _MESSAGE - 8]
-    parts = _all_bytes(first, me.world_size, device)
-    sizes = [int.from_bytes(part[:8], "little") for part in parts]
-    if max(sizes) > _MESSAGE - 8:
-        longest = max(sizes)
-        parts = _all_bytes(bytearray(payload).ljust(longest, b"\0"), me.world_size, device)
-        values = [pickle.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
-    else:
-        values = [pickle.loads(part[8 : 8 + size]) for part, size in zip(parts, sizes, strict=True)]
-    for rank, got in enumerate(values):
-        if type(got) is Unsendable:
-            raise TypeError(f"what rank {rank} wants to send cannot be pickled: {got.reason}")
-    return values
-
-
-def all_gather(everyone: Any, own: Any) -> None:
-    """Fill a flat tensor with the ranks' flat tensors, one behind the other."""
-    import torch.distributed as dist
-
-    # all_gather_into_tensor got a new name in torch 2.13 and warns since.
-    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(everyone, own)
-
-
-def _all_bytes(mine: bytearray, world_size: int, device: Any) -> list[bytes]:
-    import torch
-
-    own = torch.frombuffer(mine, dtype=torch.uint8).to(device)
-    everyone = torch.empty(world_size * len(mine), dtype=torch.uint8, device=device)
-    all_gather(everyone, own)
-    raw = everyone.cpu().numpy().tobytes()
-    return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
-
-
-def message_device() -> Any:
-    """Where small messages travel: the CPU, unless the process group has no backend for it."""
-    import torch
-    import torch.distributed as dist
-
-    backend = dist.get_backend_config()
-    return torch.device("cpu") if "cpu:" in str(backend) else current().device
-
-
 def wait_for_everyone() -> None:
     """Wait until every rank is here. A rank that is in another operation of this package instead makes all of them
     raise.
     """
-    agree("wait_for_everyone", None)
+    current()  # under torchrun this may be the first look
+    messages.agree("wait_for_everyone", None)
 
 
 class PartialState:
@@ -370,7 +295,7 @@ class PartialState:
     @contextmanager
     def _first(self, leads: bool, who: str) -> Iterator[None]:
         if not leads:
-            for failure in agree(f"{who} first", None):
+            for failure in messages.agree(f"{who} first", None):
                 if failure is not None:
                     raise RuntimeError(f"{who} failed: {failure}")
             yield
@@ -380,9 +305,9 @@ class PartialState:
         except (KeyboardInterrupt, GeneratorExit):  # a stop reaches the others by itself
             raise
         except BaseException as error:
-            agree(f"{who} first", str(error) or type(error).__name__)
+            messages.agree(f"{who} first", str(error) or type(error).__name__)
             raise
-        for failure in agree(f"{who} first", None):
+        for failure in messages.agree(f"{who} first", None):
             if failure is not None:  # another machine's first process
                 raise RuntimeError(f"{who} failed: {failure}")
 
@@ -400,7 +325,8 @@ class PartialState:
 
     def __repr__(self) -> str:
         me = self._process
-        return f"PartialState(process {me.rank} of {me.world_size}, device {me.device}: {me.device_reason}; {me.backend or 'no'} group)"
+        device = f"device {me.device}: {me.device_reason}"
+        return f"PartialState(process {me.rank} of {me.world_size}, {device}; {me.backend or 'no'} group)"
 
 
 def _only(function: F, here: bool) -> F:
@@ -409,29 +335,6 @@ def _only(function: F, here: bool) -> F:
         return function(*args, **kwargs) if here else None
 
     return call  # type: ignore[return-value]
-
-
-def agree(operation: str, value: Any) -> list[Any]:
-    """`exchange` that also checks that all ranks are in the same operation.
-
-    Raises:
-        RuntimeError: they are not; on every rank, naming each rank's operation and the line it was called from.
-    """
-    if current().world_size == 1:
-        return [value]
-    answers = exchange((operation, _caller(), value))
-    if any(answer[0] != operation for answer in answers):
-        told = "; ".join(f"rank {rank} is in {answer[0]} ({answer[1]})" for rank, answer in enumerate(answers))
-        raise RuntimeError(f"the ranks are not in the same operation: {told}")
-    return [answer[2] for answer in answers]
-
-
-def _caller() -> str:
-    """File and line of the innermost frame outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("nbdist.", "contextlib")):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:

@@ -27,7 +27,7 @@ from nbdist import state
 from nbdist.data import randomness
 from nbdist.data.move import send_to_device
 from nbdist.data.plan import FlatPlan, LazyPlan, by_batch, by_sample
-from nbdist.data.stream import ShardedIterable, SizedCollate
+from nbdist.data.stream import ShardedIterable, Tail, TailCollate
 
 
 class Position:
@@ -98,10 +98,10 @@ class Source:
             self.sampler, self.batch, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
         else:
             self.sampler, self.batch, self.drop_last = loader.sampler, 1, False
-        self.distributed = getattr(batches, "sampler", self.sampler)  # if it is one
+        self.distributed: Any = getattr(batches, "sampler", self.sampler)  # if it is one
         self.sharded = isinstance(self.distributed, DistributedSampler)
         self.rank, self.ranks, self.copies = (0, 1, ranks) if self.sharded else (rank, ranks, 1)
-        self._given = randomness.generator_of(self.sampler, batches, getattr(batches, "sampler", None), loader)
+        self._given = randomness.generator_of(self.sampler, batches, self.distributed, loader)
 
     def seed(self) -> int:
         return state.data_seed() if self._given is None else self._given.initial_seed()
@@ -167,7 +167,7 @@ class Prepared:
         """The next iteration is this epoch's. Without it, an iteration that ended or was trained on moves on by one."""
         position = self._nb.position
         position.epoch, position.delivered, position.used = epoch, 0, False
-        source = self._nb.source
+        source: Any = self._nb.source
         if source is not None and source.sharded:
             source.distributed.set_epoch(epoch)
 
@@ -197,15 +197,15 @@ class Counted(DataLoader):
         if self.num_workers > 0:  # workers seed themselves from this: the same stream on all ranks
             given = inside.original.generator
             seed = state.data_seed() if given is None else given.initial_seed()
-            vars(self)["generator"] = torch.Generator().manual_seed(randomness.mixed(seed, epoch))
-        return _sized(super().__iter__(), cursor)
+            self.__dict__["generator"] = torch.Generator().manual_seed(randomness.mixed(seed, epoch))
+        return _streamed(super().__iter__(), self.batch_size or 1, inside.ranks, cursor)
 
 
 class Inside:
     """What a prepared loader carries: its original, where it is, and the stack of running iterators it reports to."""
 
-    def __init__(self, original: DataLoader, live: list[Cursor | None], device: Any) -> None:
-        self.original, self.live, self.device = original, live, device
+    def __init__(self, original: DataLoader, ranks: int, live: list[Cursor | None], device: Any) -> None:
+        self.original, self.ranks, self.live, self.device = original, ranks, live, device
         self.position = Position()
         self.cursor = Cursor(self.position)
         self.pending: list[tuple[int, Cursor]] = []  # iterations that were begun and whose data were not asked for yet
@@ -214,20 +214,23 @@ class Inside:
 
 
 def _planned(inner: Iterator[Any], plan: FlatPlan | LazyPlan, cursor: Cursor) -> Iterator[Any]:
-    step, full = 0, plan.full_steps
+    full = plan.full_steps
     if full:
         cursor.local, cursor.total = plan.counts(0)
-    for batch in inner:
+    for step, batch in enumerate(inner):
         if step >= full:
             cursor.local, cursor.total = plan.counts(step)
-        step += 1
         yield batch
 
 
-def _sized(inner: Iterator[Any], cursor: Cursor) -> Iterator[Any]:
-    for sized in inner:
-        cursor.local, cursor.total = sized.local, sized.total
-        yield sized.batch
+def _streamed(inner: Iterator[Any], size: int, ranks: int, cursor: Cursor) -> Iterator[Any]:
+    for batch in inner:
+        if type(batch) is Tail:
+            cursor.local, cursor.total = batch.local, batch.total
+            yield batch.value
+        else:  # workers end one by one: after a short step a full one may follow
+            cursor.local, cursor.total = size, size * ranks
+            yield batch
 
 
 def _deliver(inner: Iterator[Any], cursor: Cursor, live: list[Cursor | None], device: Any) -> Iterator[Any]:
@@ -266,29 +269,27 @@ def prepare_loader(loader: DataLoader, rank: int, ranks: int, live: list[Cursor 
         return loader
     user = type(loader)
     bases = (Prepared, Counted) if user is DataLoader else (Prepared, user, Counted)
-    prepared = object.__new__(type(user.__name__, bases, {"__module__": user.__module__, "__doc__": user.__doc__}))
+    prepared: Any = object.__new__(type(user.__name__, bases, {"__module__": user.__module__, "__doc__": user.__doc__}))
     own = vars(prepared)
     own.update(vars(loader))
     own["_iterator"] = None  # persistent workers stay the user's
-    inside = own["_nb"] = Inside(loader, live, device)
+    inside = own["_nb"] = Inside(loader, ranks, live, device)
     if isinstance(loader.dataset, IterableDataset):
         if getattr(loader.dataset, "_distributed", None) is not None:
             raise NotImplementedError(
-                "this dataset is already split by rank (split_dataset_by_node), so the ranks do not know how many samples there are "
-                "together. Pass it unsplit: prepare() gives each rank its share."
+                "this dataset is already split by rank (split_dataset_by_node), so the ranks do not know how many samples "
+                "there are together. Pass it unsplit: prepare() gives each rank its share."
             )
         batched = loader.batch_size is not None
         own["dataset"] = ShardedIterable(
             loader.dataset, loader.batch_size if batched else 1, rank, ranks, loader.drop_last
         )
-        own["collate_fn"] = SizedCollate(loader.collate_fn, batched)
+        own["collate_fn"] = TailCollate(loader.collate_fn, batched)
         return prepared
     source = inside.source = Source(loader, rank, ranks)
     if source.sharded and ranks > 1:
-        warnings.warn(
-            "this loader has a DistributedSampler, so it is sharded already: prepare() leaves its samples alone",
-            stacklevel=3,
-        )
+        note = "this loader has a DistributedSampler, so it is sharded already: prepare() leaves its samples alone"
+        warnings.warn(note, stacklevel=3)
     single = loader.batch_sampler is None
     inside.stream = IndexStream(loader.sampler if single else loader.batch_sampler, source, single)
     own["sampler" if single else "batch_sampler"] = inside.stream

@@ -1,4 +1,8 @@
-"""Datasets without indices: every rank reads the same stream and keeps its share; the sizes travel with each batch."""
+"""Datasets without indices: every rank reads the same stream and keeps its share of each step.
+
+Where the stream ends only the process that reads it knows, and with workers that is not the rank: so the sizes of a
+short step travel with its samples and its batch. Full steps travel bare.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from nbdist.data.plan import shares
 
 
 class ShardedIterable(IterableDataset):
-    """Stands for the user's dataset under a prepared loader. Gives (real rows of this rank, of all ranks, sample).
+    """Stands for the user's dataset under a prepared loader. Gives the samples; those of a short step as `Tail`.
 
     Args:
         dataset: the user's dataset; the same samples in the same order on every rank. Its attributes are seen through.
@@ -24,16 +28,19 @@ class ShardedIterable(IterableDataset):
     def __init__(self, dataset: Any, batch: int, rank: int, ranks: int, drop_last: bool) -> None:
         self._dataset, self._batch, self._rank, self._ranks, self._drop_last = dataset, batch, rank, ranks, drop_last
 
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         source = iter(self._dataset)
-        whole = self._batch * self._ranks
+        whole, start = self._batch * self._ranks, self._batch * self._rank
         while rows := list(itertools.islice(source, whole)):
-            if len(rows) < whole and self._drop_last:
+            if len(rows) == whole:
+                yield from rows[start : start + self._batch]
+                continue
+            if self._drop_last:
                 return
             sizes = shares(len(rows), self._ranks)
             at, mine = sum(sizes[: self._rank]), sizes[self._rank]
             for sample in rows[at : at + mine] if mine else rows[: sizes[0]]:
-                yield mine, len(rows), sample
+                yield Tail(sample, mine, len(rows))
 
     def __len__(self) -> int:
         """In samples of one rank, so that the loader works out the right number of steps from it."""
@@ -47,24 +54,24 @@ class ShardedIterable(IterableDataset):
         return getattr(self._dataset, name)
 
 
-class Sized:
-    """A batch and how many real rows it has: on this rank, and on all."""
+class Tail:
+    """A sample, or a batch, of a short step, and how many real rows that step has: on this rank, and on all."""
 
-    __slots__ = ("batch", "local", "total")
+    __slots__ = ("local", "total", "value")
 
-    def __init__(self, batch: Any, local: int, total: int) -> None:
-        self.batch, self.local, self.total = batch, local, total
+    def __init__(self, value: Any, local: int, total: int) -> None:
+        self.value, self.local, self.total = value, local, total
 
-    def pin_memory(self, device: Any = None) -> Sized:
+    def pin_memory(self, device: Any = None) -> Tail:
         """What a loader's pinning thread calls on a type it does not know."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        self.batch = pin_memory(self.batch, device)
+        self.value = pin_memory(self.value, device)
         return self
 
 
-class SizedCollate:
-    """The user's collate function over the samples that `ShardedIterable` gives.
+class TailCollate:
+    """The user's collate function, over samples that may be tails.
 
     Args:
         collate: the user's function.
@@ -74,9 +81,9 @@ class SizedCollate:
     def __init__(self, collate: Callable[[Any], Any], batched: bool) -> None:
         self._collate, self._batched = collate, batched
 
-    def __call__(self, rows: Any) -> Sized:
-        if self._batched:
-            local, total, _ = rows[0]
-            return Sized(self._collate([sample for _, _, sample in rows]), local, total)
-        local, total, sample = rows
-        return Sized(self._collate(sample), local, total)
+    def __call__(self, rows: Any) -> Any:
+        first = rows[0] if self._batched else rows
+        if type(first) is not Tail:
+            return self._collate(rows)
+        value = self._collate([row.value for row in rows] if self._batched else first.value)
+        return Tail(value, first.local, first.total)

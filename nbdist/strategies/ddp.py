@@ -97,6 +97,8 @@ class DDP(Strategy):
         models = [model for ref in self._models if (model := ref()) is not None and model.require_backward_grad_sync]
         for model in models:
             if not model.static_graph:  # a static graph keeps its own count of iterations
+                # The first backward notes the order for new buckets, which forward makes of it: there may be none between.
+                model.reducer._rebuild_buckets()
                 # With find_unused_parameters the reducer looks from this very loss which parameters will have no
                 # gradient.
                 model.reducer.prepare_for_backward([loss] if model.find_unused_parameters else [])
@@ -105,17 +107,9 @@ class DDP(Strategy):
             try:
                 model.reducer._check_reducer_finalized()
             except RuntimeError:
-                left_out = [
-                    name
-                    for name, parameter in model.module.named_parameters()
-                    if parameter.requires_grad and parameter.grad is None
-                ]
+                message = _left_out(model.module)
                 repair(model)
-                raise RuntimeError(
-                    f"this loss leaves out parameters of {type(model.module).__name__}: {', '.join(left_out[:5]) or 'some'}"
-                    f"{' ...' if len(left_out) > 5 else ''}. Add the losses and call backward once, or prepare the model under "
-                    "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])."
-                ) from None
+                raise RuntimeError(message) from None
 
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
         if isinstance(model, DistributedDataParallel):
@@ -126,6 +120,16 @@ class DDP(Strategy):
             model = ref()
             if model is not None:
                 repair(model)
+
+
+def _left_out(module: torch.nn.Module) -> str:
+    names = [name for name, one in module.named_parameters() if one.requires_grad and one.grad is None]
+    told = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+    return (
+        f"this loss leaves out parameters of {type(module).__name__}: {told or 'some'}. Add the losses and call "
+        "backward once, or let DDP look for them: "
+        "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])"
+    )
 
 
 def repair(model: DistributedDataParallel) -> None:

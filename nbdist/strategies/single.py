@@ -14,5 +14,6 @@ class Single(Strategy):
 
     def obstacle(self) -> str | None:
         if self.process.world_size > 1:
-            return f"there are {self.process.world_size} processes, and each would train a model of its own; 'ddp' trains one together"
+            count = self.process.world_size
+            return f"there are {count} processes, and each would train a model of its own; 'ddp' trains one together"
         return super().obstacle()

@@ -1,0 +1,155 @@
+"""What a prepared loop costs a step over plain PyTorch: Linear(8, 8), batch 8, SGD, one thread, one process.
+
+    python benchmarks/accelerator_overhead.py [--steps 2000] [--rounds 7]
+
+All variants run interleaved in one process, so that a machine that slows down hits all alike. The dataset fetches a
+whole batch at once: what a slow dataset costs is not the question here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from nbdist import Accelerator
+
+BATCH, WIDTH = 8, 8
+
+
+class Rows(Dataset):
+    def __init__(self, steps: int) -> None:
+        self.data = torch.randn(steps * BATCH, WIDTH)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.data[index]
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return self.data[indices]
+
+
+class Stream(IterableDataset):
+    def __init__(self, steps: int) -> None:
+        self.data = list(torch.randn(steps * BATCH, WIDTH))
+
+    def __iter__(self) -> Any:
+        return iter(self.data)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _rows(steps: int) -> DataLoader:
+    return DataLoader(Rows(steps), batch_size=BATCH, collate_fn=_as_it_is)
+
+
+def _stream(steps: int) -> DataLoader:
+    return DataLoader(Stream(steps), batch_size=BATCH, collate_fn=torch.stack)
+
+
+def loop(loader: Any, model: Any, optimizer: Any, backward: Callable[[Any], None] | None) -> Callable[[], None]:
+    """One epoch of training, as a function."""
+
+    def plain() -> None:
+        for batch in loader:
+            loss = model(batch).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def prepared() -> None:
+        assert backward is not None
+        for batch in loader:
+            loss = model(batch).pow(2).mean()
+            backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return plain if backward is None else prepared
+
+
+def variants(steps: int) -> dict[str, tuple[str | None, Callable[[], None]]]:
+    """Name -> (what it is compared with, the loop)."""
+
+    def parts(make: Callable[[int], DataLoader]) -> tuple[Any, Any, DataLoader]:
+        model = torch.nn.Linear(WIDTH, WIDTH)
+        return model, torch.optim.SGD(model.parameters(), lr=0.01), make(steps)
+
+    def all_of(make: Callable[[int], DataLoader]) -> Callable[[], None]:
+        accelerator = Accelerator(cpu=True)
+        model, optimizer, loader = accelerator.prepare(*parts(make))
+        return loop(loader, model, optimizer, accelerator.backward)
+
+    def only(which: str) -> Callable[[], None]:
+        accelerator = Accelerator(cpu=True)
+        model, optimizer, loader = parts(_rows)
+        backward = accelerator.backward if which == "backward" else None
+        if which == "loader":
+            loader = accelerator.prepare(loader)
+        if which == "optimizer":
+            optimizer = accelerator.prepare(optimizer)
+        return loop(loader, model, optimizer, backward)
+
+    def plain(make: Callable[[int], DataLoader]) -> Callable[[], None]:
+        model, optimizer, loader = parts(make)
+        return loop(loader, model, optimizer, None)
+
+    return {
+        "plain": (None, plain(_rows)),
+        "prepared": ("plain", all_of(_rows)),
+        "loader only": ("plain", only("loader")),
+        "backward only": ("plain", only("backward")),
+        "optimizer only": ("plain", only("optimizer")),
+        "plain stream": (None, plain(_stream)),
+        "prepared stream": ("plain stream", all_of(_stream)),
+    }
+
+
+def measure(steps: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds a step, one figure a round."""
+    loops = variants(steps)
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for _, run in loops.values():
+        run()
+    for _ in range(rounds):
+        for name, (_, run) in loops.items():
+            gc.collect()
+            gc.disable()
+            start = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - start) / steps * 1e6)
+            gc.enable()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    times = measure(options.steps, options.rounds)
+    against = {name: base for name, (base, _) in variants(1).items()}
+    print(f"torch {torch.__version__}, {options.steps} steps, {options.rounds} rounds; us a step")
+    for name, figures in times.items():
+        line = f"{name:16s} median {statistics.median(figures):7.1f}  min {min(figures):7.1f}"
+        if (base := against[name]) is not None:
+            over = statistics.median(figures) - statistics.median(times[base])
+            least = min(figures) - min(times[base])
+            ratio = statistics.median(figures) / statistics.median(times[base])
+            line += f"  over {base}: median {over:+5.1f}  min {least:+5.1f}  ratio {ratio:.3f}"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

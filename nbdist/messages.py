@@ -1,0 +1,119 @@
+"""Small messages between the ranks: what collectives, barriers and main-process helpers agree on before anything
+else moves.
+
+Knows torch.distributed and nothing of this package; without a process group there is one rank.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+
+def ranks() -> int:
+    """How many ranks the default process group has; 1 without one."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+class Unsendable:
+    """Travels in place of a value that cannot be pickled, so that every rank hears of it."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def pack(value: Any) -> bytes:
+    """Pickle, by value where by reference fails (a lambda); an `Unsendable` where nothing helps."""
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        import cloudpickle
+
+        try:
+            return cloudpickle.dumps(value)
+        except Exception as error:
+            return pickle.dumps(Unsendable(f"{type(error).__name__}: {error}"))
+
+
+_MESSAGE = 512  # bytes of the one message that suffices for most exchanges; longer values take a second one
+
+
+def exchange(value: Any) -> list[Any]:
+    """Every rank's value, by rank. One small message when the values are small. A collective: all ranks call it.
+
+    Raises:
+        TypeError: a rank's value cannot be pickled; raised on all ranks, naming it.
+    """
+    world_size = ranks()
+    if world_size == 1:
+        return [value]
+    payload = pack(value)
+    device = message_device()
+    first = bytearray(_MESSAGE)
+    first[:8] = len(payload).to_bytes(8, "little")
+    first[8 : 8 + len(payload[: _MESSAGE - 8])] = payload[: _MESSAGE - 8]
+    parts = _all_bytes(first, world_size, device)
+    sizes = [int.from_bytes(part[:8], "little") for part in parts]
+    if max(sizes) > _MESSAGE - 8:
+        longest = max(sizes)
+        parts = _all_bytes(bytearray(payload).ljust(longest, b"\0"), world_size, device)
+        values = [pickle.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+    else:
+        values = [pickle.loads(part[8 : 8 + size]) for part, size in zip(parts, sizes, strict=True)]
+    for rank, got in enumerate(values):
+        if type(got) is Unsendable:
+            raise TypeError(f"what rank {rank} wants to send cannot be pickled: {got.reason}")
+    return values
+
+
+def all_gather(everyone: Any, own: Any) -> None:
+    """Fill a flat tensor with the ranks' flat tensors, one behind the other."""
+    import torch.distributed as dist
+
+    # all_gather_into_tensor got a new name in torch 2.13 and warns since.
+    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(everyone, own)
+
+
+def _all_bytes(mine: bytearray, world_size: int, device: Any) -> list[bytes]:
+    import torch
+
+    own = torch.frombuffer(mine, dtype=torch.uint8).to(device)
+    everyone = torch.empty(world_size * len(mine), dtype=torch.uint8, device=device)
+    all_gather(everyone, own)
+    raw = everyone.cpu().numpy().tobytes()
+    return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
+
+
+def message_device() -> Any:
+    """Where small messages travel: the CPU, unless the process group has no backend for it."""
+    import torch
+    import torch.distributed as dist
+
+    backend = dist.get_backend_config()
+    return torch.device("cpu") if "cpu:" in str(backend) else torch.device("cuda", torch.cuda.current_device())
+
+
+def agree(operation: str, value: Any) -> list[Any]:
+    """`exchange` that also checks that all ranks are in the same operation.
+
+    Raises:
+        RuntimeError: they are not; on every rank, naming each rank's operation and the line it was called from.
+    """
+    if ranks() == 1:
+        return [value]
+    answers = exchange((operation, _caller(), value))
+    if any(answer[0] != operation for answer in answers):
+        told = "; ".join(f"rank {rank} is in {answer[0]} ({answer[1]})" for rank, answer in enumerate(answers))
+        raise RuntimeError(f"the ranks are not in the same operation: {told}")
+    return [answer[2] for answer in answers]
+
+
+def _caller() -> str:
+    """File and line of the innermost frame outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("nbdist.", "contextlib")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
