@@ -31,6 +31,7 @@ class CellSource:
     reads: frozenset[str]
     maybe: frozenset[str]
     stores: frozenset[str]
+    deletes: frozenset[str]
 
 
 def capture(shell: Any, line: str, cell: str) -> CellSource:
@@ -50,7 +51,9 @@ def capture(shell: Any, line: str, cell: str) -> CellSource:
         maybe |= read  # text of a magic: what looks like a name may be none
         stores |= stored
     maybe -= reads
-    return CellSource(source, file, flags, frozenset(reads), frozenset(maybe), frozenset(stores))
+    return CellSource(
+        source, file, flags, frozenset(reads), frozenset(maybe), frozenset(stores), names.deletes - frozenset(reads)
+    )
 
 
 def _in_magics(tree: ast.AST, file: str, flags: int) -> list[tuple[set[str], set[str]]]:

@@ -144,7 +144,7 @@ def _set(options: Options, name: str, value: str) -> None:
 
 
 def parse_ranks(text: str, size: int | None) -> tuple[int, ...]:
-    """"0,2-3" as (0, 2, 3); with a size, ranks that the pool does not have are refused."""
+    """ "0,2-3" as (0, 2, 3); with a size, ranks that the pool does not have are refused."""
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
@@ -152,5 +152,7 @@ def parse_ranks(text: str, size: int | None) -> tuple[int, ...]:
             raise OptionError(f"%%distributed --ranks {text}: takes {TAKES['--ranks']}")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     if size is not None and max(ranks) >= size:
-        raise OptionError(f"%%distributed --ranks {text}: these are ranks 0 to {size - 1}; there is no rank {max(ranks)}")
+        raise OptionError(
+            f"%%distributed --ranks {text}: these are ranks 0 to {size - 1}; there is no rank {max(ranks)}"
+        )
     return tuple(sorted(ranks))

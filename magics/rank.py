@@ -1,6 +1,7 @@
 """Runs a cell on a rank as IPython would run it here: magics, `!cmd`, top-level await, displays, the last expression.
 
-The one module of magics/ that lives inside a rank; the worker is told its name in the start message and knows it as a CellRunner.
+The one module of magics/ that lives inside a rank; the worker is told its name in the start message and knows it as
+a CellRunner.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
+from nbdist.magics.rank_names import INJECTED
 from traitlets.config import Config
 
 from nbdist import state
@@ -32,7 +34,14 @@ class RankDisplayPublisher(DisplayPublisher):
     output: Output
 
     def publish(  # type: ignore[override]
-        self, data: Any, metadata: Any = None, source: Any = None, *, transient: Any = None, update: bool = False, **rest: Any
+        self,
+        data: Any,
+        metadata: Any = None,
+        source: Any = None,
+        *,
+        transient: Any = None,
+        update: bool = False,
+        **rest: Any,
     ) -> None:
         kind = "update_display_data" if update else "display_data"
         self.output.display({"msg_type": kind, "data": data, "metadata": metadata or {}, "transient": transient or {}})
@@ -76,7 +85,7 @@ class RankShell(InteractiveShell):
 class CellRunner:
     """One a rank; see nbdist.worker.runner."""
 
-    injected = frozenset({"rank", "local_rank", "world_size", "device", "ranks"})
+    injected = INJECTED
 
     def __init__(self, namespace: dict[str, Any], spec: dict[str, Any], output: Output) -> None:
         self._namespace = namespace
@@ -151,6 +160,12 @@ class CellRunner:
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task], timeout=0.2))
             raise
+
+
+def warm() -> None:
+    """In the fork server: a first shell costs 20 ms, a second one 3."""
+    RankShell.instance(config=_CONFIG)
+    RankShell.clear_instance()
 
 
 def make_runner(namespace: dict[str, Any], spec: dict[str, Any], output: Output) -> CellRunner:

@@ -53,7 +53,11 @@ def choose_ranks(
     if ranks is not None:
         if there >= ranks:
             return ranks, "cuda", f"-n {ranks}, and there are {there} GPUs"
-        return ranks, "cpu", f"-n {ranks}" + (f", and there are only {there} GPUs" if there else ", and there is no GPU")
+        return (
+            ranks,
+            "cpu",
+            f"-n {ranks}" + (f", and there are only {there} GPUs" if there else ", and there is no GPU"),
+        )
     if there:
         return there, "cuda", f"all {there} GPUs"
     cores = physical_cores()

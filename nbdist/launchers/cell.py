@@ -40,7 +40,7 @@ class Request:
 
     Attributes:
         runs: what the runner in the rank reads (source, file name, flags ...).
-        reads, maybe, stores: names, see nbdist.shipping.Names.
+        reads, maybe, stores, deletes: names, see nbdist.shipping.Names.
         files: names of the files whose lines are the user's.
         ranks: those that run it; None for all.
         only: names that may come back (None: all; empty: none).
@@ -53,6 +53,7 @@ class Request:
     reads: frozenset[str] = frozenset()
     maybe: frozenset[str] = frozenset()
     stores: frozenset[str] = frozenset()
+    deletes: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
     ranks: tuple[int, ...] | None = None
     only: frozenset[str] | None = None
@@ -65,7 +66,9 @@ class Request:
 
 @dataclass
 class Result:
-    """How it went. `error` is what to raise; `stop` is set when the user pressed Stop (KeyboardInterrupt is then to be raised)."""
+    """How it went. `error` is what to raise; `stop` is set when the user pressed Stop (KeyboardInterrupt is then to
+    be raised).
+    """
 
     arrival: Arrival | None
     error: BaseException | None
@@ -97,7 +100,7 @@ class CellRun:
         self.answers: dict[int, dict[int, Any]] = {}
         self.stop: Stop | None = None
         self.arrival: Arrival | None = None
-        self.sent = False
+        self.sent = self.committed = False
         self.accepted = False
 
     # ---------------------------------------------------------------- what has happened
@@ -158,7 +161,7 @@ class CellRun:
                 self.screen.tick()
         return True
 
-    def ask(self, ranks: Sequence[int], kind: str, limit: float, **fields: Any) -> dict[int, Any]:
+    def ask(self, ranks: Sequence[int], kind: str, limit: float, /, **fields: Any) -> dict[int, Any]:
         """Ask ranks whose main thread may be stuck; {rank: answer} of those that answered in time."""
         query = self.pool.new_query()
         self.pool.send(ranks, kind, query=query, **fields)
@@ -203,7 +206,7 @@ class CellRun:
             "trivial": shipment.trivial,
             "reads": sorted(shipment.names),
             "stores": sorted(request.stores),
-            "files": request.files,
+            "cell_files": request.files,
             "lead": self.lead,
             "ranks": tuple(self.ranks),
             "only": request.only,
@@ -220,7 +223,11 @@ class CellRun:
             for _, parcel in shipment.parcels:
                 parcel.close()
         if shipment.trivial:
-            pool.home.commit(shipment)
+            self._commit(shipment)
+
+    def _commit(self, shipment: Shipment) -> None:
+        self.pool.home.commit(shipment)
+        self.committed = True
 
     def _wait_for_received(self, shipment: Shipment) -> BaseException | None:
         """Two steps: nothing counts as known until every rank has said that it decoded it."""
@@ -241,7 +248,7 @@ class CellRun:
                     return CannotShip(f"rank {rank} could not take over what the cell reads: {refused[rank]}")
                 return None
             self.pool.send(everyone, "go", cell=self.number)
-            self.pool.home.commit(shipment)
+            self._commit(shipment)
         return None
 
     def _wait_for_done(self) -> BaseException | None:
@@ -282,7 +289,7 @@ class CellRun:
         if interrupted:
             if not self.sent:
                 pool.home.rollback(shipment)
-            elif not shipment.trivial and not self._committed(shipment):
+            elif not self.committed:
                 pool.send(range(pool.size), "cancel", cell=self.number)
                 pool.home.rollback(shipment)
                 for rank in range(pool.size):
@@ -307,9 +314,6 @@ class CellRun:
         if error is None and failure is not None and not interrupted:
             error = failures.raisable(failure)
         return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted)
-
-    def _committed(self, shipment: Shipment) -> bool:
-        return getattr(shipment, "committed", False)
 
     def accept(self) -> None:
         """Put the results in place, once the lead rank has sent them."""
@@ -342,7 +346,19 @@ class CellRun:
 
 
 def _nothing_ran() -> Message:
-    return Message("done", {"failure": None, "asked": False, "ran": None, "steps": 0, "groups": [], "group_count": 0, "status": None})
+    return Message(
+        "done",
+        {
+            "failure": None,
+            "asked": False,
+            "repaired": False,
+            "ran": None,
+            "steps": 0,
+            "groups": [],
+            "group_count": 0,
+            "status": None,
+        },
+    )
 
 
 def run_cell(pool: Pool, request: Request, screen: Screen) -> Result:
@@ -352,6 +368,6 @@ def run_cell(pool: Pool, request: Request, screen: Screen) -> Result:
         CannotShip, NotEnoughMemory: before anything started. What went wrong on the ranks is in the result.
     """
     shipment = pool.home.ship(
-        request.reads, maybe=request.maybe, running=request.ranks, extra=request.extra
+        request.reads, maybe=request.maybe, deletes=request.deletes, running=request.ranks, extra=request.extra
     )
     return CellRun(pool, request, screen).run(shipment)

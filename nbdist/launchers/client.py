@@ -33,7 +33,7 @@ class Supervisor:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         here, there = Link.pair()
         self.link = here
-        self._words = tempfile.TemporaryFile()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115
         arguments = [*PRELOAD, *preload]
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from nbdist.launchers.supervisor import main; "
@@ -70,7 +70,7 @@ class Supervisor:
                 self._up = message
         return self._up
 
-    def request(self, kind: str, files: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
+    def request(self, kind: str, files: Sequence[int] = (), /, **fields: Any) -> dict[str, Any]:
         """Ask, and wait for the answer.
 
         Raises:
@@ -79,7 +79,7 @@ class Supervisor:
         self.up()
         with self._lock:
             try:
-                self.link.send(kind, files=files, **fields)
+                self.link.send(kind, b"", files, **fields)
                 answer = self.link.receive().fields
             except LinkClosed as error:
                 raise SupervisorLost(self._last_words("has ended", error)) from None

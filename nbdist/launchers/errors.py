@@ -12,7 +12,9 @@ class RankLost(RuntimeError):
 
 
 class RankExited(RuntimeError):
-    """A rank called sys.exit (or raised SystemExit) in a cell. Raised in its place: SystemExit would end the notebook's own process."""
+    """A rank called sys.exit (or raised SystemExit) in a cell. Raised in its place: SystemExit would end the
+    notebook's own process.
+    """
 
 
 class CellTimeout(TimeoutError):

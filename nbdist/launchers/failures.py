@@ -14,13 +14,16 @@ from typing import Any
 from nbdist.launchers.errors import RankExited, RankLost
 from nbdist.shipping.wire import FAULT_AT, PLACE
 
-# What a rank raises when another one's sockets close under it. Asked only when a rank has died: its peers are then cut off by that, not by us.
+# What a rank raises when another one's sockets close under it. Asked only when a rank has died: its peers are then
+# cut off by that, not by us.
 _CUT_OFF_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _CUT_OFF_TEXTS = ("closed by peer", "gloo", "connection reset", "broken pipe", "timed out waiting", "store")
 
 
 def read_black_box(fd: int) -> dict[str, Any]:
-    """Where a rank was when it died: {"line", "file", "age" in seconds, "fault": faulthandler's text}; line 0 when nothing is known."""
+    """Where a rank was when it died: {"line", "file", "age" in seconds, "fault": faulthandler's text}; line 0 when
+    nothing is known.
+    """
     when, line, name = PLACE.unpack(os.pread(fd, PLACE.size, 0).ljust(PLACE.size, b"\0"))
     fault = os.pread(fd, 16384, FAULT_AT).split(b"\0", 1)[0].decode("utf-8", "replace")
     return {
@@ -36,9 +39,11 @@ class Failure:
     """What ended a cell.
 
     Attributes:
-        first: the description of the exception of the rank that failed first (see nbdist/worker/failure.py); None when it died.
+        first: the description of the exception of the rank that failed first (see nbdist/worker/failure.py); None
+            when it died.
         died: {rank: (exit code or None, what its black box says)}.
-        same: other ranks that failed with the same error; also: with another; cut_off: ranks that were only interrupted by us.
+        same: other ranks that failed with the same error; also: with another; cut_off: ranks that were only
+            interrupted by us.
     """
 
     first: dict[str, Any] | None
@@ -143,7 +148,9 @@ def lost(failure: Failure) -> RankLost:
 
 
 def rebuild(told: dict[str, Any]) -> BaseException:
-    """The rank's exception as an object of its own class, or, when that does not travel, of a class with the same name and nearest builtin base."""
+    """The rank's exception as an object of its own class, or, when that does not travel, of a class with the same
+    name and nearest builtin base.
+    """
     if told["type"] == "SystemExit" and told["module"] == "builtins":
         code = told["args"][0] if told["args"] else "None"
         return RankExited(f"rank {told['rank']} exited with code {0 if code == 'None' else code} (SystemExit)")
@@ -163,7 +170,11 @@ def stand_in(told: dict[str, Any]) -> BaseException:
     base: type[BaseException] = Exception
     for name in told["bases"]:
         candidate = getattr(builtins, name, None)
-        if isinstance(candidate, type) and issubclass(candidate, BaseException) and not issubclass(candidate, BaseExceptionGroup):
+        if (
+            isinstance(candidate, type)
+            and issubclass(candidate, BaseException)
+            and not issubclass(candidate, BaseExceptionGroup)
+        ):
             base = candidate
             break
     text = told["text"]
@@ -175,10 +186,14 @@ def stand_in(told: dict[str, Any]) -> BaseException:
 
 
 def traceback_of(frames: list[tuple[str, int, str]]) -> types.TracebackType | None:
-    """Real traceback objects for frames of another process, so that whatever prints tracebacks shows files, lines and functions as its own."""
+    """Real traceback objects for frames of another process, so that whatever prints tracebacks shows files, lines
+    and functions as its own.
+    """
     chain: types.TracebackType | None = None
     for file, line, function in reversed(frames):
-        code = compile("\n" * (line - 1) + "raise _stand_in", file, "exec").replace(co_name=function, co_qualname=function)
+        code = compile("\n" * (line - 1) + "raise _stand_in", file, "exec").replace(
+            co_name=function, co_qualname=function
+        )
         try:
             exec(code, {"_stand_in": ValueError()})
         except ValueError as error:
@@ -204,7 +219,9 @@ def with_causes(error: BaseException, told: dict[str, Any]) -> BaseException:
 
 
 def raisable(failure: Failure) -> BaseException:
-    """The exception that ends the cell here, with the traceback of the rank that failed first and a note on the others."""
+    """The exception that ends the cell here, with the traceback of the rank that failed first and a note on the
+    others.
+    """
     if failure.first is None:
         error: BaseException = lost(failure)
     else:

@@ -59,8 +59,10 @@ def launch(
 ) -> Values:
     """Call `function(*args, **kwargs)` on every one of N ranks and return what each returned.
 
-    The ranks are processes of this machine with a `torch.distributed` group open (gloo on the CPU, NCCL beside it on GPUs); they end with the call.
-    Functions and classes of `__main__` travel by value, tensors and arrays in shared memory. As in a `%%distributed` cell, objects that
+    The ranks are processes of this machine with a `torch.distributed` group open (gloo on the CPU, NCCL beside it
+    on GPUs); they end with the call.
+    Functions and classes of `__main__` travel by value, tensors and arrays in shared memory. As in a
+    `%%distributed` cell, objects that
     the function is given and that rank 0 changes are changed here, in place.
 
     Args:
@@ -72,7 +74,8 @@ def launch(
         limit: bytes that may come back from rank 0; what is larger is an error here, since the ranks end.
 
     Raises:
-        What the first failing rank raised, with that rank's traceback; RankLost when one died; CannotShip before anything started.
+        What the first failing rank raised, with that rank's traceback; RankLost when one died; CannotShip before
+        anything started.
     """
     if output not in MODES:
         raise ValueError(f"output={output!r}: takes one of {', '.join(MODES)}")
@@ -126,5 +129,5 @@ def _files_of(function: Any) -> tuple[str, ...]:
     while hasattr(function, "func"):
         function = function.func
     function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None) or getattr(getattr(function, "__call__", None), "__code__", None)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return (code.co_filename,) if code is not None else ()

@@ -126,7 +126,7 @@ class Pool:
                 }
             )
         try:
-            self.pids = owner.request("start", files=theirs, pool=self.name, specs=specs)["pids"]
+            self.pids = owner.request("start", theirs, pool=self.name, specs=specs)["pids"]
         except SupervisorLost as error:
             for link in links:
                 link.close()
@@ -218,7 +218,9 @@ class Pool:
             self.alive.discard(event.rank)
         return event
 
-    def send(self, ranks: Iterable[int], kind: str, blob: bytes = b"", files: Sequence[int] = (), **fields: Any) -> None:
+    def send(
+        self, ranks: Iterable[int], kind: str, blob: bytes = b"", files: Sequence[int] = (), /, **fields: Any
+    ) -> None:
         """To each of these ranks; one that is gone is passed over: the reader says so."""
         for rank in ranks:
             try:
@@ -229,8 +231,10 @@ class Pool:
     def new_query(self) -> int:
         return next(self._queries)
 
-    def ask(self, ranks: Iterable[int], kind: str, limit: float = ANSWER_LIMIT, **fields: Any) -> dict[int, Any]:
-        """Ask idle ranks, and wait for their answers: {rank: message}; ranks that did not answer in time are missing."""
+    def ask(self, ranks: Iterable[int], kind: str, limit: float = ANSWER_LIMIT, /, **fields: Any) -> dict[int, Any]:
+        """Ask idle ranks, and wait for their answers: {rank: message}; ranks that did not answer in time are
+        missing.
+        """
         assert self.reader is not None
         ranks, query = [rank for rank in ranks if rank in self.alive], self.new_query()
         answers: dict[int, Any] = {}

@@ -1,4 +1,5 @@
-"""Imported by the fork server, and there only: what every rank then has without importing it.
+"""Imported by the fork server, and there only: what every rank then has without importing it. A module may have a `warm`
+function, called here, for what is slow the first time; it must leave no thread behind, since ranks are forked from here.
 
 The server dies with its supervisor (Linux: PR_SET_PDEATHSIG), without any Python having to run.
 """
@@ -18,4 +19,6 @@ if os.environ.get("NBDIST_SUPERVISOR") == str(os.getppid()):
             os._exit(1)
     for _name in os.environ.get("NBDIST_PRELOAD", "").split(","):
         if _name:
-            importlib.import_module(_name)
+            _warm = getattr(importlib.import_module(_name), "warm", None)
+            if _warm is not None:
+                _warm()

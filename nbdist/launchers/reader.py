@@ -17,12 +17,16 @@ from typing import Any
 from nbdist.shipping.link import Link, LinkClosed, Message
 from nbdist.shipping.wire import DISPLAY, ERR, MARK, OUT, RECORD
 
-MOST_PENDING = 256 << 20  # bytes of text that may wait for the notebook to show it; past that the middle is dropped, and it is said
+MOST_PENDING = (
+    256 << 20
+)  # bytes of text that may wait for the notebook to show it; past that the middle is dropped, and it is said
 
 
 @dataclass
 class Event:
-    """`what`: "control" (message), "text" (stream "stdout" or "stderr", data), "display" (message), "mark", "closed" (a pipe), "dropped"."""
+    """`what`: "control" (message), "text" (stream "stdout" or "stderr", data), "display" (message), "mark",
+    "closed" (a pipe), "dropped".
+    """
 
     rank: int
     what: str

@@ -1,4 +1,6 @@
-"""Between two cells: ranks that a Stop or a failure left in different places are brought together again, or replaced."""
+"""Between two cells: ranks that a Stop or a failure left in different places are brought together again, or
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,20 @@ def settle(pool: Pool, screen: Screen, grace: float = NATIVE_GRACE) -> str:
     run = pool.unsettled
     if len(pool.alive) < pool.size:
         gone = sorted(set(range(pool.size)) - pool.alive)
-        return _replace(pool, screen, "" if run is not None else f"rank {', '.join(map(str, gone))} ended between cells")
+        return _replace(
+            pool, screen, "" if run is not None else f"rank {', '.join(map(str, gone))} ended between cells"
+        )
     if run is None:
         return "kept"
     if not _wait_for_native(pool, run, screen, grace):
         return _replace(pool, screen, f"still busy after {grace:g} s: {stalls.tell(_places(pool, run))}")
     run.accept()  # results of a rank that finished late
     pool.unsettled = None
-    if not _needs_healing(run):
+    repair = any(message["repaired"] for message in run.done.values())
+    heal = _needs_healing(run)
+    if not repair and not heal:
         return "kept"
-    return _heal(pool, run, screen)
+    return _heal(pool, run, screen, heal, repair)
 
 
 def _drain(pool: Pool, screen: Screen) -> None:
@@ -92,10 +98,13 @@ def _needs_healing(run: CellRun) -> bool:
     if any(status["point to point"] for status in statuses):
         return True
     first = statuses[0]["groups"]
-    return any(status["groups"] != first for status in statuses) or any(begun != ended for begun, ended in first.values())
+    return any(status["groups"] != first for status in statuses) or any(
+        begun != ended for begun, ended in first.values()
+    )
 
 
-def _heal(pool: Pool, run: CellRun, screen: Screen) -> str:
+def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) -> str:
+    """Put the groups right (heal) and what was built on them (repair), on all ranks."""
     known = {rank: {tuple(map(_frozen, group)) for group in message["groups"]} for rank, message in run.done.items()}
     every = set().union(*known.values())
     whole = sorted(
@@ -103,29 +112,37 @@ def _heal(pool: Pool, run: CellRun, screen: Screen) -> str:
         key=lambda group: (len(group[0]), group[0]),
     )
     lost = sorted(group[0] for group in every if group not in whole)
-    pool.heals += 1
+    pool.heals += heal
     answers = pool.ask(
         range(pool.size),
         "heal",
         HEAL_LIMIT,
-        generation=pool.heals,
+        generation=pool.heals if heal else 0,
+        repair=repair,
         names=[group[0] for group in whole],
         count=max(message["group_count"] for message in run.done.values()),
     )
     said = [answers[rank]["answer"] for rank in answers]
     errors = [answer["error"] for answer in said if answer["error"]]
     if len(answers) < pool.size or errors:
-        return _replace(pool, screen, f"their process groups could not be healed ({errors[0] if errors else 'no answer'})")
+        return _replace(
+            pool, screen, f"their process groups could not be healed ({errors[0] if errors else 'no answer'})"
+        )
+    if not heal:
+        return "kept"
     if lost:
-        screen.notice(f"a process group was being made when the cell was stopped and is lost: make it again ({', '.join(lost)})")
+        screen.notice(
+            f"a process group was being made when the cell was stopped and is lost: make it again ({', '.join(lost)})"
+        )
     if any(answer["how"] == "made again" for answer in said):
         screen.notice(
-            "the process groups were made again: DDP and FSDP models, device meshes and groups from before must be made again too"
+            "the process groups were made again: DDP and FSDP models, device meshes and groups from before "
+            "must be made again too"
         )
     if pool.heals == MANY_HEALS:
         screen.notice(
-            f"these ranks were put right after a Stop or an error {MANY_HEALS} times, and each time leaves some threads behind; "
-            "`%%distributed --fresh` starts new ones when it suits you"
+            f"these ranks were put right after a Stop or an error {MANY_HEALS} times, and each time leaves some "
+            "threads behind; `%%distributed --fresh` starts new ones when it suits you"
         )
     return "healed"
 
@@ -146,7 +163,10 @@ def _replace(pool: Pool, screen: Screen, why: str) -> str:
 
 def state_on_ranks(pool: Pool) -> str:
     """What goes with these ranks, as the end of a sentence: names that only they hold."""
-    held = [name for name, value in pool.namespace.items() if isinstance(value, RankedValue) and not name.startswith("_")]
+    held = [
+        name for name, value in pool.namespace.items() if isinstance(value, RankedValue) and not name.startswith("_")
+    ]
     if not held:
         return ". What the notebook holds is sent to them again when a cell reads it"
-    return f". Gone with the old ones: {', '.join(sorted(held))}; what the notebook holds is sent again when a cell reads it"
+    names = ", ".join(sorted(held))
+    return f". Gone with the old ones: {names}; what the notebook holds is sent again when a cell reads it"

@@ -11,7 +11,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """SIGINT that comes inside is raised as KeyboardInterrupt at the end. Only the main thread gets signals; elsewhere this does nothing."""
+    """SIGINT that comes inside is raised as KeyboardInterrupt at the end. Only the main thread gets signals;
+    elsewhere this does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

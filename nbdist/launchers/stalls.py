@@ -11,7 +11,7 @@ CONFIRM_AFTER = 1.0  # seconds between two looks that must agree before a cell i
 
 
 def tell(places: Mapping[int, Mapping[str, Any]]) -> str:
-    """"rank 1 is in all_gather at cell line 14; rank 0 is in barrier at cell line 22"."""
+    """ "rank 1 is in all_gather at cell line 14; rank 0 is in barrier at cell line 22"."""
     parts = []
     for rank, place in sorted(places.items()):
         if place.get("silent"):

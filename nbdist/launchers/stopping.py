@@ -1,6 +1,7 @@
 """The ladder by which a running cell is stopped: from asking at a step boundary to leaving a native call to itself.
 
-Each rung waits a little for the ranks to end the cell; the whole takes 1.8 s at most, whatever they are in. Nothing is killed here: a rank that is
+Each rung waits a little for the ranks to end the cell; the whole takes 1.8 s at most, whatever they are in. Nothing
+is killed here: a rank that is
 still in native code is left, and only replaced when the next cell needs it.
 """
 
@@ -26,7 +27,8 @@ class Stop:
     """One way down the ladder.
 
     Attributes:
-        rung: what ended the last rank: "agreed", "interrupt", "cut", "store", "trace", or "left" when a rank is still running.
+        rung: what ended the last rank: "agreed", "interrupt", "cut", "store", "trace", or "left" when a rank is
+            still running.
         cut: sockets were shut down, so the groups must be healed.
         places: where the ranks were that did not end by the interrupt.
     """
@@ -38,6 +40,14 @@ class Stop:
         self.agreed_on: int | None = None
         self.places: dict[int, dict[str, Any]] = {}
         self._start = time.monotonic()
+
+    def apart(self) -> bool:
+        """The ranks may have ended at different steps: they had, or one of them had to be cut out of a collective."""
+        told = [message for message in self.run.done.values() if message["ran"]]
+        if self.cut or len({message["steps"] for message in told}) > 1:
+            return True
+        statuses = [message["status"]["groups"] for message in told if message["status"] is not None]
+        return any(status != statuses[0] for status in statuses)
 
     def _left(self) -> float:
         return WHOLE - (time.monotonic() - self._start)

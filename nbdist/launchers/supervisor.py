@@ -1,7 +1,9 @@
 """The process between the notebook and its ranks: it owns the fork server, the rendezvous store, and death.
 
-Started by `nbdist.launchers.client`; it ends when the notebook's process ends, however that ends, and takes every descendant with it:
-it is a subreaper (so that daemonised grandchildren stay findable) and watches a pidfd of the notebook. End of file on the control socket
+Started by `nbdist.launchers.client`; it ends when the notebook's process ends, however that ends, and takes every
+descendant with it:
+it is a subreaper (so that daemonised grandchildren stay findable) and watches a pidfd of the notebook. End of file
+on the control socket
 would not do: a child that the notebook forked holds a copy of it.
 """
 
@@ -71,7 +73,9 @@ class Supervisor:
         self.lock = threading.Lock()
 
     def open_store(self) -> int:
-        """A rendezvous store on a loopback socket that we bound ourselves: no race for the port, nothing on other interfaces."""
+        """A rendezvous store on a loopback socket that we bound ourselves: no race for the port, nothing on other
+        interfaces.
+        """
         import torch.distributed as dist
 
         listener = socket.socket()

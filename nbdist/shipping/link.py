@@ -1,6 +1,8 @@
-"""Framed messages with open files over an inherited Unix socket: what the notebook, the supervisor and the ranks talk through.
+"""Framed messages with open files over an inherited Unix socket: what the notebook, the supervisor and the ranks
+talk through.
 
-A message is a small picklable tuple, a blob of bytes that is not copied, and any number of file descriptors. Both ends were made by
+A message is a small picklable tuple, a blob of bytes that is not copied, and any number of file descriptors. Both
+ends were made by
 `socket.socketpair`, so there is nothing to connect to and nothing listens.
 """
 
@@ -57,7 +59,7 @@ class Link:
     def close(self) -> None:
         self.sock.close()
 
-    def send(self, kind: str, blob: bytes = b"", files: Sequence[int] = (), **fields: Any) -> None:
+    def send(self, kind: str, blob: bytes = b"", files: Sequence[int] = (), /, **fields: Any) -> None:
         """Send one message; the files stay the caller's.
 
         Raises:

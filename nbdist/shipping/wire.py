@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import struct
 
-# Output records: kind, length of the body. One write of at most PIPE_BUF bytes each, which the kernel keeps in one piece.
+# Output records: kind, length of the body. One write of at most PIPE_BUF bytes each, which the kernel keeps in one
+# piece.
 RECORD = struct.Struct("<cH")
 PIECE = 4000  # bytes of a body: with its head below PIPE_BUF (4096 on Linux; macOS has 512 and may tear)
 OUT, ERR, DISPLAY_PART, DISPLAY, MARK = b"o", b"e", b"d", b"D", b"m"
@@ -15,7 +16,8 @@ PLACE = struct.Struct("<di200s")
 FAULT_AT = 512
 BLACK_BOX_SIZE = 65536
 
-# Stops code that swallows KeyboardInterrupt. A rare one, so that a cell which ignores SIGINT or SIGUSR1 is still reached.
+# Stops code that swallows KeyboardInterrupt. A rare one, so that a cell which ignores SIGINT or SIGUSR1 is still
+# reached.
 HARD_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 # Files of a rank, in this order: control socket, stdout, stderr, records, black box.

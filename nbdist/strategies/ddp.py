@@ -20,7 +20,7 @@ from nbdist.shipping.exporters import register_exporter
 from nbdist.state import DistributedType, Process, interrupt_hooks
 from nbdist.strategies.base import Strategy
 
-_wrapped: WeakSet[Any] = WeakSet()  # every DistributedDataParallel made here; repaired after an interrupt
+_wrapped: WeakSet[Any] = WeakSet()  # every DistributedDataParallel known here; repaired after an interrupt
 
 
 class DDP(Strategy):
@@ -82,7 +82,7 @@ class DDP(Strategy):
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._options)
         self._models = [ref for ref in self._models if ref() is not None]
         self._models.append(weakref.ref(wrapped))
-        _wrapped.add(wrapped)
+        track(wrapped)
         return wrapped
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -167,6 +167,11 @@ _BUILT_IN_HOOKS = {
     "ALLREDUCE": dist.BuiltinCommHookType.ALLREDUCE,
     "FP16_COMPRESS": dist.BuiltinCommHookType.FP16_COMPRESS,
 }
+
+
+def track(model: DistributedDataParallel) -> None:
+    """Repair this wrapper too after an interrupt, whoever made it."""
+    _wrapped.add(model)
 
 
 def _repair_all() -> None:

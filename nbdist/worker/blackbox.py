@@ -1,6 +1,7 @@
 """Where the rank was when it died: a small file in memory that the notebook holds too, and reads afterwards.
 
-A killed process can say nothing any more, so its place is written down before: a few times a second by a thread, at once when it calls
+A killed process can say nothing any more, so its place is written down before: a few times a second by a thread, at
+    once when it calls
 `os._exit`, `os.abort` or `os.kill`, and by faulthandler on a fatal signal.
 """
 

@@ -1,6 +1,7 @@
 """What surrounds a cell on a rank: environment, working folder, import path, arguments, threads, seeds.
 
-Rebuilt at the start of each cell from the notebook's as they are now, so that nothing leaks from one cell into the next: a library
+Rebuilt at the start of each cell from the notebook's as they are now, so that nothing leaks from one cell into the
+next: a library
 that wrote `ACCELERATE_USE_DEEPSPEED` into os.environ would otherwise configure the next one.
 """
 
@@ -17,8 +18,10 @@ DEFAULT_TORCH_SEED = 67280421310721  # c10's default_rng_seed_val: what a fresh 
 def rank_variables(spec: dict[str, Any]) -> dict[str, str]:
     """What torchrun would have set, for this rank of a pool on one host.
 
-    TORCHELASTIC_USE_AGENT_STORE makes `init_process_group("env://")` a client of our store on rank 0 as well; without it rank 0
-    would try to bind the port. ACCELERATE_USE_CPU: without it Hugging Face Accelerate trains a copy on each rank, silently.
+    TORCHELASTIC_USE_AGENT_STORE makes `init_process_group("env://")` a client of our store on rank 0 as well;
+    without it rank 0
+    would try to bind the port. ACCELERATE_USE_CPU: without it Hugging Face Accelerate trains a copy on each rank,
+        silently.
     """
     rank, size = str(spec["rank"]), str(spec["world_size"])
     variables = {
@@ -85,7 +88,8 @@ class Surroundings:
 def seed_as_a_fresh_process() -> None:
     """As N fresh processes would: torch's default generator equal on all, Python's and numpy's different.
 
-    A forked rank has the fork server's state: without this numpy would draw the same numbers on every rank and after every restart.
+    A forked rank has the fork server's state: without this numpy would draw the same numbers on every rank and
+    after every restart.
     """
     import torch
 

@@ -52,7 +52,8 @@ def describe(error: BaseException, rank: int, ours: bool, is_cell_file: Callable
     """The exception that ended a cell on this rank.
 
     Args:
-        ours: the rank was asked to stop before (by a signal, a cut, an agreed step): this is a consequence and not a cause.
+        ours: the rank was asked to stop before (by a signal, a cut, an agreed step): this is a consequence and not
+            a cause.
         is_cell_file: tells the cell's own frames from ours; frames before the first of them are left out.
     """
     told = {

@@ -1,7 +1,9 @@
 """The process groups of a rank: made, cut when a rank must get out of a collective, and healed in place.
 
-Healing puts a new backend *inside the same ProcessGroup object*, so that DDP, FSDP2, DeviceMesh and the user's own groups, which hold that
-object, go on. It stands on private names of torch (`private.py` lists them); `self_test` tries it on a group of one, and where it fails
+Healing puts a new backend *inside the same ProcessGroup object*, so that DDP, FSDP2, DeviceMesh and the user's own
+groups, which hold that
+object, go on. It stands on private names of torch (`private.py` lists them); `self_test` tries it on a group of
+one, and where it fails
 the groups are destroyed and made again, and the notebook is told what has to be re-made.
 """
 
@@ -67,7 +69,9 @@ class Groups:
         )
 
     def _watch_new_groups(self) -> None:
-        """Note the sockets that appear while a group is made; this one function is below init_process_group, new_group and DeviceMesh."""
+        """Note the sockets that appear while a group is made; this one function is below init_process_group,
+        new_group and DeviceMesh.
+        """
         make = registry._new_process_group_helper
 
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +101,9 @@ class Groups:
         return registry._world.group_count
 
     def status(self) -> dict[str, Any]:
-        """Where the collectives of each living group stand; equal on all ranks and nothing in flight means that nothing needs healing."""
+        """Where the collectives of each living group stand; equal on all ranks and nothing in flight means that
+        nothing needs healing.
+        """
         dump = flight_recorder()
         told = dump.get("pg_status", {})
         return {
@@ -111,7 +117,9 @@ class Groups:
         }
 
     def cut(self, store_too: bool) -> int:
-        """From another thread: free the main thread from whatever collective (or store call) it waits in. Returns the sockets shut down."""
+        """From another thread: free the main thread from whatever collective (or store call) it waits in. Returns
+        the sockets shut down.
+        """
         shut = 0
         if store_too:
             self._store_was_cut = True
@@ -137,7 +145,8 @@ class Groups:
     def heal(self, generation: int, names: Iterable[str], count: int) -> str:
         """New backends inside the living groups, in this order on all ranks.
 
-        Returns "healed", or "made again" where the private interface does not work (groups and what holds them must then be re-made).
+        Returns "healed", or "made again" where the private interface does not work (groups and what holds them must
+        then be re-made).
         """
         if self._store_was_cut:
             self._connect()
@@ -190,7 +199,10 @@ class Groups:
             try:
                 self._heal_works = self.self_test()
             except Exception as error:
-                print(f"nbdist: healing groups in place is not possible with torch {torch.__version__}: {error}", file=sys.stderr)
+                print(
+                    f"nbdist: healing groups in place is not possible with torch {torch.__version__}: {error}",
+                    file=sys.stderr,
+                )
                 self._heal_works = False
         return self._heal_works
 

@@ -1,4 +1,6 @@
-"""How a running cell is interrupted from outside: the signal a terminal would send, and one for code that swallows it."""
+"""How a running cell is interrupted from outside: the signal a terminal would send, and one for code that swallows
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from nbdist.shipping.wire import HARD_SIGNAL
+
 
 class Interrupts:
     """KeyboardInterrupt in user code only: a late signal must not end the rank's own loop."""
@@ -50,7 +53,8 @@ class Interrupts:
     def _trace_every_line(self, frame: FrameType | None) -> None:
         """Raise at each line the cell still runs, its except bodies included.
 
-        On 'line' events only: raising on an 'exception' event makes Python switch tracing off, inside the very try. It breaks
+        On 'line' events only: raising on an 'exception' event makes Python switch tracing off, inside the very try.
+        It breaks
         `finally` bodies too, which is why it comes after everything else.
         """
 

@@ -1,6 +1,7 @@
 """A rank's life: start, then receive a cell, run it, give back what it made, until the notebook is gone.
 
-The main thread runs user code and nothing else may; a control thread reads every message, so that a rank which is stuck still answers
+The main thread runs user code and nothing else may; a control thread reads every message, so that a rank which is
+stuck still answers
 where it is and can be cut free.
 """
 
@@ -43,7 +44,8 @@ def main(index: int, specs: list[dict[str, Any]]) -> None:
             for handle in spec["files"]:
                 handle.close()
     spec = specs[index]
-    # multiprocessing forces `forkserver` as the default in its children; a DataLoader over a notebook's class then fails.
+    # multiprocessing forces `forkserver` as the default in its children; a DataLoader over a notebook's class then
+    # fails.
     multiprocessing.set_start_method(None, force=True)
     control, stdout, stderr, records, place = (os.dup(handle.fileno()) for handle in spec.pop("files"))
     os.setsid()  # Jupyter's stop button signals the notebook's group: we relay it on purpose, and only then
@@ -86,7 +88,8 @@ class Rank:
     """One rank.
 
     Args:
-        spec: the start message: rank, world_size, pool, port, store_key, device, threads, runner, surroundings, notebook (its pid).
+        spec: the start message: rank, world_size, pool, port, store_key, device, threads, runner, surroundings,
+            notebook (its pid).
     """
 
     def __init__(self, spec: dict[str, Any], link: Link, output: Output, place: int) -> None:
@@ -180,16 +183,16 @@ class Rank:
 
     def _cell(self, message: Message) -> None:
         cell = message.fields
-        self.agreed = False
+        self.agreed = self.repaired = False
         self.interrupts.begin()
         state.step_boundary.reset()
         self.surroundings.told(cell["surroundings"])
-        self.interrupts.files.update(cell["files"])
+        self.interrupts.files.update(cell["cell_files"])
         received, extra = self._receive(message)
         if not received:
             return
         if not cell["runs"]:
-            self.away.begin((), ())
+            self.away.begin((), (), lead=False)
             self._done(cell, None, self.away.give(lead=False, ran=False))
             return
         value, told = self._run(cell, extra)
@@ -232,7 +235,7 @@ class Rank:
         if trouble:
             print(f"nbdist: {trouble}", file=sys.stderr)
         self.runner.prepare(cell)
-        self.away.begin(cell["stores"], cell["reads"])
+        self.away.begin(cell["stores"], cell["reads"], lead=self.number == cell["lead"])
         value, told = None, None
         self.black_box.begin()
         try:
@@ -246,12 +249,13 @@ class Rank:
             told = failure.describe(error, self.number, self.interrupts.asked, self.interrupts.is_cell_file)
             error.__traceback__ = None  # its frames hold the cell's values
             if not self.agreed:
-                self._after_interrupt()
+                self._repair()
         self.black_box.end()
         return value, told
 
-    def _after_interrupt(self) -> None:
-        """Wrappers that were left in the middle of something are put right before anything else looks at them."""
+    def _repair(self) -> None:
+        """Wrappers that were left in the middle of something are put right, before anything else looks at them."""
+        self.repaired = True
         for hook in list(state.interrupt_hooks):
             try:
                 hook()
@@ -285,6 +289,7 @@ class Rank:
                 cell=cell["cell"],
                 failure=told,
                 asked=self.interrupts.asked,
+                repaired=self.repaired,
                 ran=cell["runs"],
                 steps=state.step_boundary.steps,
                 groups=self.groups.known(),
@@ -298,7 +303,11 @@ class Rank:
         error, how = None, None
         try:
             self.default_group.reopen()
-            how = self.groups.heal(message["generation"], message["names"], message["count"])
+            # What one rank rebuilds, all must: also those whose own part of the cell went well.
+            if message["repair"] and not self.repaired:
+                self._repair()
+            if message["generation"]:
+                how = self.groups.heal(message["generation"], message["names"], message["count"])
             if how == "made again":
                 self.default_group.adopt()
         except BaseException as problem:

@@ -1,7 +1,8 @@
 """What a rank writes, on its way to the notebook: ordered, complete, and in whole pieces.
 
 Three pipes, read by the notebook: file descriptors 1 and 2 carry what native code and subprocesses write; the third
-carries *records*, in which Python's stdout, stderr and displays keep their order. A record is one write of at most PIPE_BUF bytes, which
+carries *records*, in which Python's stdout, stderr and displays keep their order. A record is one write of at most
+PIPE_BUF bytes, which
 the kernel keeps in one piece, so threads and forked workers (DataLoader) cannot tear each other's.
 """
 

@@ -9,7 +9,9 @@ import torch.distributed as dist
 
 
 def _tensors(value: Any) -> dict[str, torch.Tensor] | None:
-    """The tensors of a module, an optimizer or a tensor, by a name that is equal on all ranks; None for anything else."""
+    """The tensors of a module, an optimizer or a tensor, by a name that is equal on all ranks; None for anything
+    else.
+    """
     if isinstance(value, torch.nn.Module):
         return {**dict(value.named_parameters()), **dict(value.named_buffers())}
     if isinstance(value, torch.optim.Optimizer):
@@ -30,7 +32,8 @@ def _by_position(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
 
 
 def resync(namespace: dict[str, Any]) -> dict[str, list[str]]:
-    """Write rank 0's tensors, optimizer states and plain numbers over every other rank's, in place. Collective: all ranks must call it.
+    """Write rank 0's tensors, optimizer states and plain numbers over every other rank's, in place. Collective: all
+    ranks must call it.
 
     Returns {"done": names, "differ": names whose structure differs between ranks and that were left alone}.
     """

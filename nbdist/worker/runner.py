@@ -1,4 +1,6 @@
-"""What runs inside a rank: the worker knows how to run *something* between receiving and giving; a CellRunner says what."""
+"""What runs inside a rank: the worker knows how to run *something* between receiving and giving; a CellRunner says
+what.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from nbdist.worker.output import Output
 
 
 class CellRunner(Protocol):
-    """Runs one cell. Made once a rank by `make_runner(namespace, spec, output)` in the module that the start message names."""
+    """Runs one cell. Made once a rank by `make_runner(namespace, spec, output)` in the module that the start
+    message names.
+    """
 
     injected: frozenset[str]  # names that it puts into the namespace by itself
 

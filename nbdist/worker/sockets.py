@@ -1,6 +1,7 @@
 """The TCP sockets of gloo and of the store: noted when they appear, shut down to free a rank that waits in them.
 
-SIGINT does not free a thread from a gloo collective, nor does `abort()`. Shutting its sockets down does, within 10 ms, and leaves the process alone.
+SIGINT does not free a thread from a gloo collective, nor does `abort()`. Shutting its sockets down does, within 10
+ms, and leaves the process alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class Connection(NamedTuple):
 
 
 def connections() -> dict[int, Connection]:
-    """File descriptor -> connection, for the TCP sockets of this process (Linux: /proc; elsewhere by asking each descriptor)."""
+    """File descriptor -> connection, for the TCP sockets of this process (Linux: /proc; elsewhere by asking each
+    descriptor).
+    """
     if sys.platform != "linux":
         return _connections_by_asking()
     inodes: dict[str, int] = {}
@@ -61,7 +64,8 @@ def _connections_by_asking() -> dict[int, Connection]:
 def shut_down(fd: int, noted: Connection) -> bool:
     """Shut this connection down, if the descriptor still is it.
 
-    Duplicate first, compare on the duplicate, then shut down: gloo closes the descriptor by itself when its peer goes, and the number may
+    Duplicate first, compare on the duplicate, then shut down: gloo closes the descriptor by itself when its peer
+        goes, and the number may
     belong to a file of the user's by the time we act on it.
     """
     try:

@@ -1,4 +1,6 @@
-"""Where is this rank: the cell line it is at, and the collective it waits in. Asked from the control thread while the main one is stuck."""
+"""Where is this rank: the cell line it is at, and the collective it waits in. Asked from the control thread while
+the main one is stuck.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _BY_FUNCTION = {"recv", "send", "monitored_barrier", "new_group", "init_process_
 
 
 def flight_recorder(status_only: bool = False) -> dict[str, Any]:
-    """torch's own record of collectives, without stacks: with them the first dump takes a second and a full ring two."""
+    """torch's own record of collectives, without stacks: with them the first dump takes a second and a full ring
+    two.
+    """
     from torch._C import _distributed_c10d as c10d  # private: see nbdist/worker/private.py
 
     if not hasattr(c10d, "_dump_fr_trace"):
@@ -38,7 +42,8 @@ def in_flight() -> dict[str, Any] | None:
 
 
 def where(interrupts: Interrupts) -> dict[str, Any]:
-    """{"file", "line", "function"} of the innermost frame of a cell (None when there is none), "top": the function at the very top,
+    """{"file", "line", "function"} of the innermost frame of a cell (None when there is none), "top": the function
+    at the very top,
     "waits": the collective in flight."""
     frame = sys._current_frames().get(interrupts.main_thread or -1)
     top = frame.f_code.co_name if frame is not None else None

@@ -1,6 +1,7 @@
 """torch.distributed in a rank: the default group is ours, and living with it must be what a script would see.
 
-`destroy_process_group()` closes it for the rest of the cell (`is_initialized()` is False), `init_process_group()` opens it again, and every
+`destroy_process_group()` closes it for the rest of the cell (`is_initialized()` is False), `init_process_group()`
+opens it again, and every
 cell starts with it open: libraries end their runs by destroying the group, and the next cell would have none.
 """
 
@@ -24,7 +25,9 @@ class DefaultGroup:
         self._told: set[str] = set()
 
     def install(self) -> None:
-        """Put our two functions where torch keeps its own. Called before the user's code can have imported them by name."""
+        """Put our two functions where torch keeps its own. Called before the user's code can have imported them by
+        name.
+        """
         for module in (dist, registry):
             module.init_process_group = self.init_process_group  # type: ignore[attr-defined]
             module.destroy_process_group = self.destroy_process_group  # type: ignore[attr-defined]
@@ -64,7 +67,8 @@ class DefaultGroup:
         """`torch.distributed.init_process_group`; hands the pool's group out again.
 
         Raises:
-            ValueError: the group is open already (as torch says it), or another rank or world size than the pool's is asked for.
+            ValueError: the group is open already (as torch says it), or another rank or world size than the pool's
+                is asked for.
         """
         if self._group is None:
             return self._really_init(

@@ -1,0 +1,184 @@
+"""The magics: `%%distributed` on a cell, `%distributed` for everything around it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from nbdist.magics import commands
+from nbdist.magics.capture import CellSource, capture
+from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
+from nbdist.magics.options import OptionError, Options, parse
+from nbdist.magics.output import LateOutput, NotebookScreen
+from nbdist.magics.rank_names import INJECTED
+from nbdist.magics.session import Session
+
+from nbdist.config.detect import NotEnoughDevices
+from nbdist.launchers.cell import Request, Result, run_cell
+from nbdist.launchers.client import SupervisorLost
+from nbdist.launchers.errors import NotOnTheRanks, StartFailed
+from nbdist.launchers.pool import Pool
+from nbdist.launchers.settling import settle
+from nbdist.shipping import CannotShip, NotEnoughMemory
+
+# What the notebook's shell puts into the namespace for itself; a rank has its own.
+_THE_SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
+
+
+class Distributed:
+    """Both magics of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.shell = session, session.shell
+
+    def line(self, line: str) -> None:
+        """`%distributed status | stop | restart | pull NAME | resync`
+
+        status   the pools: ranks, processes, memory
+        stop     end all ranks; the next cell starts new ones
+        restart  end them and start new ones now
+        pull     bring a name home that stayed on the ranks, whatever its size
+        resync   write rank 0's models, optimizers, tensors and numbers over the other ranks'
+        """
+        try:
+            commands.run(self.session, line)
+        except (OptionError, NotOnTheRanks, StartFailed, SupervisorLost, NameError) as error:
+            raise_plain(error)
+
+    def cell(self, line: str, cell: str) -> Any:
+        """`%%distributed [-n N | --gpus N | --cpus N] [options]`: run this cell on N ranks.
+
+        What the cell reads goes to the ranks. What rank 0 made of it comes back.
+
+        -n N            that many ranks (default: one a GPU; else one a physical core, at least 2)
+        --gpus N        that many, one GPU each
+        --cpus N        that many, on the CPU
+        --ranks 0,2-3   only these run the cell
+        --return NAMES  only these names come back (a,b,c)
+        --no-return     nothing comes back
+        --output MODE   merged (other ranks' lines have their rank in front), rank0, none
+        --fresh         new ranks
+        --timeout S     stop the cell after S seconds
+        --env K=V       a variable for this cell
+
+        On a rank `rank`, `local_rank`, `world_size`, `device` and `ranks` are there unless the notebook defines them.
+        """
+        try:
+            options = parse(line)
+            source = capture(self.shell, line, cell)
+        except OptionError as error:
+            raise_plain(error)
+        except SyntaxError as error:
+            raise_syntax(self.shell, error)
+        try:
+            pool, request, screen = self._prepare(options, source)
+            result = run_cell(pool, request, screen)
+        except (
+            OptionError,
+            NotEnoughDevices,
+            StartFailed,
+            SupervisorLost,
+            CannotShip,
+            NotEnoughMemory,
+            ValueError,
+        ) as error:
+            raise_plain(error)
+        return self._finish(result, screen)
+
+    def _prepare(self, options: Options, source: CellSource) -> tuple[Pool, Request, NotebookScreen]:
+        def screen(lead: int) -> NotebookScreen:
+            return NotebookScreen(self.shell, options.output, lead)
+
+        session, namespace = self.session, self.shell.user_ns
+        pool = session.pool_for(options, lambda size: screen(0))
+        ranks = options.running(pool.size)
+        lead = min(ranks) if ranks else 0
+        here = screen(lead)
+        settle(pool, here)
+        session.last = pool
+        pool.late = LateOutput(self.shell, options.output, lead)
+        defined = {name for name in INJECTED if name in namespace and namespace[name] is not session.ranks}
+        own = {name for name in _THE_SHELLS_OWN if name in namespace and namespace[name] is self._shells(name)}
+        leave = (INJECTED - defined) | own
+        sources = session.new_sources(pool, source.file)
+        request = Request(
+            runs={
+                "source": source.source,
+                "file": source.file,
+                "flags": source.flags,
+                "count": self.shell.execution_count,
+                "inject": sorted(INJECTED - defined),
+                "sources": sources,
+            },
+            reads=source.reads - leave,
+            maybe=source.maybe - leave,
+            stores=source.stores,
+            deletes=source.deletes,
+            files=tuple(sources) or (source.file,),
+            ranks=ranks,
+            only=options.only,
+            environment=options.env,
+            timeout=options.timeout,
+        )
+        return pool, request, here
+
+    def _shells(self, name: str) -> Any:
+        return self.shell.user_ns_hidden.get(name)
+
+    def _finish(self, result: Result, screen: NotebookScreen) -> Any:
+        for note in result.notes:
+            screen.notice(note)
+        if result.interrupted:
+            error = KeyboardInterrupt(how_it_stopped(result))
+            raise_plain(error)
+        if result.error is not None:
+            sys.stdout.flush()
+            self._explain(result)
+            if (
+                result.failure is not None
+                and result.failure.first is not None
+                and result.error.__traceback__ is not None
+            ):
+                raise_as_here(self.shell, result.error)
+            raise_plain(result.error)
+        return result.value
+
+    def _explain(self, result: Result) -> None:
+        """A NameError on the ranks for a name that the notebook has: say why the cell could not see it."""
+        error = result.error
+        name = getattr(error, "name", None) if isinstance(error, NameError | KeyError) else None
+        if name is None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+            name = error.args[0]
+        if not isinstance(name, str) or name not in self.shell.user_ns or error is None:
+            return
+        if name in result.left_out:
+            error.add_note(f"the notebook has {name!r}, but it could not be sent: {result.left_out[name]}")
+        else:
+            error.add_note(
+                f"the notebook has {name!r}, but the cell reaches it in a way nbdist cannot see (eval, globals()): "
+                f"mention it in the cell, as in `{name}`"
+            )
+
+
+def how_it_stopped(result: Result) -> str:
+    """What the user should know after Stop: whether the state is consistent, and what is still running."""
+    stop = result.stop
+    if stop is None:
+        return "stopped before it started"
+    if stop.rung == "agreed":
+        return f"stopped at step {stop.agreed_on} on every rank: models and optimizers are in step"
+    told = "stopped"
+    if stop.rung == "left":
+        from nbdist.launchers import stalls
+
+        still = {rank: place for rank, place in stop.places.items() if rank in stop.run.running()}
+        return (
+            f"stopped; {stalls.tell(still)}: native code cannot be interrupted. It goes on, and the next cell "
+            "waits for it a little before it replaces the ranks"
+        )
+    if stop.apart():
+        told += (
+            "; the ranks were in different places, so what they trained may be a step apart: "
+            "`%distributed resync` writes rank 0's over the others"
+        )
+    return told

@@ -1,0 +1,52 @@
+"""A rank's exception, shown by Jupyter as if the cell had failed here: its own lines, no internals, causes kept."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+
+def _shows(error: BaseException, lines: Any) -> None:
+    try:
+        error._render_traceback_ = lines  # type: ignore[attr-defined]
+    except Exception:  # a class with __slots__: shown with our frames, which is ugly and not wrong
+        pass
+
+
+def raise_as_here(shell: Any, error: BaseException) -> NoReturn:
+    """Raise an exception that `nbdist.launchers.failures.raisable` made: its traceback is the rank's."""
+    traceback = error.__traceback__
+
+    def lines() -> list[str]:
+        try:
+            told = shell.InteractiveTB.structured_traceback(type(error), error, traceback, tb_offset=0)
+        except Exception as trouble:
+            told = [f"{type(error).__name__}: {error}", f"(its traceback cannot be shown: {trouble})"]
+        return told
+
+    _shows(error, lines)
+    raise error
+
+
+def raise_plain(error: BaseException) -> NoReturn:
+    """Raise an error of the user's call: its message says it all, and our frames would only hide it."""
+    text = str(error)
+    notes = list(getattr(error, "__notes__", ()))
+    _shows(error, lambda: [f"{type(error).__name__}: {text}", *notes])
+    raise error
+
+
+def raise_syntax(shell: Any, error: SyntaxError) -> NoReturn:
+    """A syntax error in the cell, found before anything started, shown as Jupyter shows it.
+
+    IPython shows a SyntaxError with the frames through which it came, and asks nobody; for this one error, and once, it
+    is told that it came through none.
+    """
+    usual = shell.showsyntaxerror
+
+    def without_frames(filename: Any = None, running_compiled_code: bool = False) -> None:
+        del shell.showsyntaxerror  # the instance's: the class's is back
+        usual(filename, running_compiled_code and sys.exc_info()[1] is not error)
+
+    shell.showsyntaxerror = without_frames
+    raise error

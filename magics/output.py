@@ -1,0 +1,65 @@
+"""The notebook's output area as a screen for ranks, and what comes after its cell has ended."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from nbdist.launchers.reader import Event
+from nbdist.launchers.screen import MergedScreen
+
+
+class NotebookScreen(MergedScreen):
+    """Shows in the running cell's output area."""
+
+    def __init__(self, shell: Any, mode: str, lead: int) -> None:
+        super().__init__(mode, lead, show=self._display)
+        self._shell = shell
+
+    def _display(self, message: dict[str, Any]) -> None:
+        publisher = self._shell.display_pub
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if message["msg_type"] == "clear_output":
+            publisher.clear_output(wait=message["wait"])
+            return
+        publisher.publish(
+            data=message["data"],
+            metadata=message["metadata"],
+            transient=message["transient"],
+            update=message["msg_type"] == "update_display_data",
+        )
+
+
+class LateOutput:
+    """Text that a rank writes when no cell is running lands under the cell that ran last: it is sent with that
+    cell's message as its parent.
+
+    A plain print from a thread would land in whatever cell is running now (ipykernel 7).
+    """
+
+    def __init__(self, shell: Any, mode: str, lead: int) -> None:
+        self._shell, self._mode, self._lead = shell, mode, lead
+        get_parent = getattr(shell, "get_parent", None)
+        self._parent = get_parent() if get_parent is not None else None
+
+    def __call__(self, event: Event) -> None:
+        if self._mode == "none" or (self._mode == "rank0" and event.rank != self._lead):
+            return
+        kernel = getattr(self._shell, "kernel", None)
+        if event.what == "text":
+            text = event.value.decode("utf-8", "replace")
+            if event.rank != self._lead:
+                text = "".join(f"[rank {event.rank}] {line}\n" for line in text.splitlines())
+            if kernel is None:
+                print(text, end="", file=sys.stdout if event.stream == "stdout" else sys.stderr)
+            else:
+                self._send(kernel, "stream", {"name": event.stream, "text": text})
+        elif event.what == "display" and event.rank == self._lead and kernel is not None:
+            message = event.value
+            if message["msg_type"] != "clear_output":
+                content = {key: message[key] for key in ("data", "metadata", "transient")}
+                self._send(kernel, message["msg_type"], content)
+
+    def _send(self, kernel: Any, kind: str, content: dict[str, Any]) -> None:
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent)

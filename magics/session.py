@@ -1,0 +1,90 @@
+"""What one notebook has: its pools of ranks, and which of them ran last."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Callable
+from typing import Any
+
+from nbdist.magics.options import Options
+from nbdist.magics.ranks import Ranks
+
+from nbdist.config.detect import choose_ranks
+from nbdist.launchers import client
+from nbdist.launchers.cell import Screen
+from nbdist.launchers.pool import Pool, PoolOptions
+from nbdist.launchers.settling import state_on_ranks
+
+RUNNER = "nbdist.magics.rank"
+
+
+class Session:
+    """One for each shell that loaded the extension."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.pools: dict[PoolOptions, Pool] = {}
+        self.last: Pool | None = None
+        self.ranks = Ranks(lambda: self.last)
+        self._sent_sources: dict[str, set[str]] = {}
+        self._pid = os.getpid()
+
+    def supervisor(self) -> client.Supervisor:
+        return client.supervisor(preload=[RUNNER])
+
+    def pool_for(self, options: Options, screen: Callable[[int], Screen]) -> Pool:
+        """The pool that these options name; not started when it is new.
+
+        Raises:
+            NotEnoughDevices: with what there is and the way out.
+        """
+        size, device, _ = choose_ranks(
+            ranks=options.n, cpus=options.cpus, gpus=options.gpus, count_gpus=client.count_gpus
+        )
+        key = PoolOptions(size, device, RUNNER)
+        pool = self.pools.get(key)
+        if pool is not None and options.fresh and pool.started:
+            screen(size).notice(f"new ranks, as asked{state_on_ranks(pool)}")
+            pool.end()
+        if pool is None:
+            pool = self.pools[key] = Pool(key, self.shell.user_ns, self.supervisor)
+        if device == "cuda" and not pool.started:
+            self._free_devices(pool, screen(size))
+        return pool
+
+    def _free_devices(self, wanted: Pool, screen: Screen) -> None:
+        """A pool that sits idle on devices which another one needs is ended, and the user is told."""
+        for other in self.pools.values():
+            if other is not wanted and other.started and other.options.device == "cuda":
+                screen.notice(f"the {other.options} were ended: their devices are needed{state_on_ranks(other)}")
+                other.end()
+
+    def new_sources(self, pool: Pool, file: str) -> dict[str, str]:
+        """Sources of notebook cells that these ranks have not seen: `inspect.getsource`, warnings and tracebacks on
+        a rank need them.
+        """
+        key = f"{pool.name}/{pool.pids[0]}"
+        sent = self._sent_sources.setdefault(key, set())
+        folder = os.path.dirname(file)
+        new = {}
+        for name, entry in list(linecache.cache.items()):
+            if name not in sent and len(entry) == 4 and (name == file or (folder and os.path.dirname(name) == folder)):
+                new[name] = "".join(entry[2])
+        sent.update(new)
+        return new
+
+    def prune(self, *ignored: Any) -> None:
+        """After every cell: what the notebook dropped is dropped here too."""
+        for pool in self.pools.values():
+            if pool.started:
+                pool.home.prune()
+
+    def end(self) -> None:
+        """End every rank and the supervisor."""
+        for pool in self.pools.values():
+            pool.end()
+        self.pools.clear()
+        self.last = None
+        if self._pid == os.getpid():
+            client.end_supervisor()

@@ -1,0 +1,508 @@
+"""Away: a rank's side. Takes in what the notebook ships, and gives back what the cell made of it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nbdist.shipping.classify import KINDS
+from nbdist.shipping.errors import CannotReceive, StaysOnRank, in_words
+from nbdist.shipping.explain import path_to_trouble, reason_of
+from nbdist.shipping.kinds import MISSING, Snapshot, same
+from nbdist.shipping.memory import Parcel
+from nbdist.shipping.message import (
+    BIND,
+    EXTRA,
+    UPDATE,
+    DecodeFailed,
+    Encoder,
+    Frame,
+    FrameFailed,
+    Packed,
+    TooLarge,
+    decode,
+)
+from nbdist.shipping.table import Table, Token
+from nbdist.shipping.walk import Node, Walked
+
+_LIMIT = 4 << 30
+
+
+class Away:
+    """One in each rank.
+
+    Args:
+        namespace: the `__dict__` of the module that is `sys.modules["__main__"]` in the rank.
+        rank: this rank.
+    """
+
+    def __init__(self, namespace: dict[str, Any], rank: int) -> None:
+        self.namespace, self.rank = namespace, rank
+        self._table = Table(namespace)
+        self._encoder = Encoder(self._table, self)
+        self._arrived: tuple[dict[str, Any], Any] | None = None
+        self._cell = 0
+        self._provisional: dict[str, list[Token]] = {}  # tokens given out after the last cell, by group
+        self._provisional_cell: int | None = None
+        self._pins: dict[str, Any] = {}
+        self._extra: Any = None
+        self._running = False
+        self._before: dict[str, Any] = {}
+        self._hidden: dict[str, Any] = {}
+        self._reads: list[str] = []
+        self._stores: frozenset[str] = frozenset()
+        # Only a rank that leads compares: the others take a snapshot when they are to lead a cell.
+        self._tracks = rank == 0
+
+    # -- notebook -> rank
+
+    def receive(self, head: bytes, files: list[int]) -> Any:
+        """Decode a parcel and return its `extra`. Nothing is bound or changed before `commit`.
+
+        Raises:
+            CannotReceive: something in it cannot be decoded here.
+        """
+        try:
+            envelope = pickle.loads(head)
+        except Exception as error:
+            for file in files:
+                _close(file)
+            raise CannotReceive("", reason_of(error)) from error
+        for key, name in envelope["settle"]["pins"]:
+            if key not in self._pins and name in self.namespace:
+                self._pins[key] = self.namespace[name]
+        try:
+            received = decode(envelope, files, self._table, self, isolate=False)
+        except DecodeFailed as failure:
+            name = failure.key if failure.sort == BIND else ""
+            raise CannotReceive(name, reason_of(failure.error)) from failure.error
+        except KeyError as error:
+            raise CannotReceive("", f"it refers to an object that this rank does not have ({error})") from error
+        self._arrived = (envelope, received)
+        extra = None
+        for sort, _, content in received.values:
+            if sort == EXTRA:
+                extra = content
+        self._extra = extra
+        return extra
+
+    def commit(self) -> None:
+        """Every rank has decoded the parcel: bind its names and write its changes.
+
+        Raises:
+            CannotReceive: a change cannot be written into this rank's object (memory that is mapped cannot grow, for example).
+        """
+        if self._arrived is None:
+            return
+        (envelope, received), self._arrived = self._arrived, None
+        table = self._table
+        self._settle(envelope["settle"])
+        _raise_hook_counter(envelope["hooks"])
+        self._cell = envelope["cell"]
+        touched = []
+        for token, value in received.new:
+            table.put(token, value)
+            touched.append(token)
+        for sort, key, content in received.values:
+            if sort == UPDATE:
+                letter, change = content
+                try:
+                    KINDS[letter].apply(table.find(key), change)
+                except Exception as error:
+                    raise CannotReceive("", f"a change cannot be made here: {reason_of(error)}") from error
+                touched.append(key)
+        for sort, key, content in received.values:
+            if sort == BIND:
+                self.namespace[key] = content
+        for name in envelope["places"]:
+            self.namespace.setdefault(name, None)
+        if self._tracks:
+            table.refresh(touched, received.digests)
+        else:
+            for token in touched:
+                table.snapshots.pop(token, None)
+
+    def rollback(self) -> None:
+        """Another rank could not decode the parcel: everything is as before."""
+        self._arrived = None
+        self._extra = None
+
+    def _settle(self, settle: dict[str, Any]) -> None:
+        """Act on what the notebook has found out about the last return."""
+        if settle["confirm"] == self._provisional_cell:
+            for group in settle["reject"].get(self.rank, ()):
+                for token in self._provisional.get(group, ()):
+                    self._table.drop(token)
+        elif self._provisional_cell is not None and self._provisional:
+            for tokens in self._provisional.values():
+                for token in tokens:
+                    self._table.drop(token)
+        self._provisional, self._provisional_cell = {}, settle["confirm"]
+        for token in settle["drop"]:
+            self._table.drop(token)
+        for name in settle["unbind"]:
+            self.namespace.pop(name, None)
+        for key in settle.get("unpin", ()):
+            self._pins.pop(key, None)
+
+    def own(self, key: str, name: str) -> Any:
+        """The object of a handle."""
+        value = self._pins.get(key, MISSING)
+        if value is MISSING:
+            value = self.namespace.get(name, MISSING)
+        if value is MISSING:
+            raise LookupError(f"this rank has no {name}")
+        return value
+
+    # -- the run of a cell
+
+    def begin(self, stores: Iterable[str], reads: Iterable[str], lead: bool | None = None) -> None:
+        """A cell is about to run.
+
+        Args:
+            stores: names that it binds; those that it does not read as well are taken out of the namespace, so that an old
+                value of this rank's is not taken for what the cell made.
+            reads: names that it can see (`Shipment.names`).
+            lead: whether this rank will lead; by default rank 0 does.
+        """
+        self._reads = sorted(set(reads))
+        self._stores = frozenset(stores)
+        kept = set(self._reads)
+        self._hidden = {name: self.namespace.pop(name) for name in self._stores - kept if name in self.namespace}
+        self._before = dict(self.namespace)
+        self._running = True
+        if lead is None:
+            lead = self.rank == 0
+        if lead and not self._tracks:
+            self._take_snapshots()
+        self._tracks = lead
+
+    def _take_snapshots(self) -> None:
+        table = self._table
+        walked = table.walker.walk([(name, self._before[name]) for name in self._reads if name in self._before])
+        for key, node in walked.nodes.items():
+            token = table.tokens.get(key)
+            if token is not None:
+                table.snapshots[token] = node.snapshot
+
+    def give(
+        self,
+        *,
+        lead: bool,
+        ran: bool = True,
+        limit: int = _LIMIT,
+        only: frozenset[str] | None = None,
+        stay: Mapping[str, str] | None = None,
+        hide: frozenset[str] = frozenset(),
+        extra: Any = None,
+    ) -> Parcel:
+        """End the run that `begin` started, and pack what goes back.
+
+        Args:
+            lead: pack everything; the other ranks pack a report of their structure only.
+            ran: False for a rank that did not run the cell.
+            limit: bytes; beyond it the largest names stay here.
+            only: names to which the return is limited.
+            stay: names that stay here whatever they are, with the reason.
+            hide: names that are not the cell's, unless it has bound them.
+            extra: travels in the same graph.
+        """
+        namespace, before = self.namespace, self._before
+        assigned = sorted(
+            name
+            for name, value in namespace.items()
+            if before.get(name, MISSING) is not value and not (name.startswith("__") and name.endswith("__"))
+        )
+        deleted = [name for name in before if name not in namespace]
+        for name, value in self._hidden.items():
+            namespace.setdefault(name, value)
+        reads = [name for name in self._reads if name in namespace and (name not in hide or name in assigned)]
+        roots = [(name, namespace[name]) for name in sorted({*assigned, *reads})]
+        # What the cell read and has bound anew, or deleted, may have been changed before.
+        late = [
+            before[name]
+            for name in self._reads
+            if name in before and name not in hide and namespace.get(name, MISSING) is not before[name]
+        ]
+        if self._extra is not None:
+            roots.append(("\0in", self._extra))
+        if extra is not None:
+            roots.append(("\0out", extra))
+        if only is not None and lead:
+            roots = [(name, value) for name, value in roots if name in only or name == "\0out"]
+            late = []
+        try:
+            if lead:
+                return self._give_all(assigned, deleted, roots, late, limit, only, dict(stay or {}), extra)
+            return self._report(assigned, deleted, roots, ran)
+        finally:
+            self._before, self._hidden, self._extra, self._running = {}, {}, None, False
+
+    def _report(self, assigned: list[str], deleted: list[str], roots: list[tuple[str, Any]], ran: bool) -> Parcel:
+        table = self._table
+        signs: dict[str, int] = {}
+        if ran:
+            walked = table.walker.walk(roots, light=True, place=True)
+            signs = walked.signatures()
+            self._provisional, self._provisional_cell = {}, self._cell
+            for key, (group, position) in walked.places.items():
+                if key not in table.tokens:
+                    token = (self._cell, group, position)
+                    table.put(token, walked.nodes[key].value)
+                    self._provisional.setdefault(group, []).append(token)
+            self._tracks = False
+            table.snapshots.clear()
+        present = {name for name in (*assigned, *self._reads, *self._stores) if name in self.namespace}
+        report = {"cell": self._cell, "ran": ran, "signs": signs, "present": present, "deleted": deleted}
+        return Parcel(pickle.dumps(report, 5))
+
+    def _give_all(
+        self,
+        assigned: list[str],
+        deleted: list[str],
+        roots: list[tuple[str, Any]],
+        late: list[Any],
+        limit: int,
+        only: frozenset[str] | None,
+        stay: dict[str, str],
+        extra: Any,
+    ) -> Parcel:
+        table = self._table
+        missing: list[tuple[Token, Node]] = []
+
+        def grown(node: Node) -> list[Any]:
+            token = table.tokens.get(id(node.value))
+            if token is None:
+                return []
+            old = table.snapshots.get(token)
+            if old is None:
+                missing.append((token, node))
+                return []
+            return [] if same(old, node.snapshot) else _referred(old)
+
+        walked = table.walker.walk(roots, place=True, grown=grown, late=late)
+        for token, node in missing:  # never compared on this rank before: as it is now is all that is known
+            table.snapshots[token] = node.snapshot
+        updates: dict[Token, tuple[Node, Any]] = {}
+        notes: list[str] = []
+        paths = {id(value): name for name, value in roots}
+        for key, node in walked.nodes.items():
+            token = table.tokens.get(key)
+            if token is None or same(table.snapshots[token], node.snapshot):
+                continue
+            try:
+                updates[token] = (node, node.kind.change(node.value, table.snapshots[token], node.snapshot))
+            except Exception as error:
+                notes.append(f"{self._label(node.value, paths)} was left as it was: {reason_of(error)}")
+        named = assigned if only is None else [name for name in assigned if name in only]
+        binds = {name: self.namespace[name] for name in named}
+        handles: dict[str, dict[str, Any]] = {}
+        for name, reason in stay.items():
+            if name in binds:
+                handles[name] = self._describe(name, binds.pop(name), reason)
+        packed, send_extra = self._pack(binds, updates, walked, handles, notes, paths, extra, limit)
+        for token, node in packed.born:
+            table.put(token, node.value, node.snapshot)
+        for token, (node, _) in updates.items():
+            table.snapshots[token] = node.snapshot
+            digest = _digest(node)
+            if digest is not None:
+                packed.digests[token] = digest
+        described = {name: self._describe(name, value, "") for name, value in binds.items()}
+        if send_extra:
+            described[""] = self._describe("", extra, "")
+        envelope = {
+            **packed.envelope(),
+            "cell": self._cell,
+            "rank": self.rank,
+            "handles": handles,
+            "described": described,
+            "deleted": [name for name in deleted if only is None or name in only],
+            "notes": notes,
+            "signs": walked.signatures(),
+            "hooks": _hook_counter(),
+        }
+        self._provisional, self._provisional_cell = {}, self._cell
+        self._tracks = True
+        return Parcel(pickle.dumps(envelope, 5), packed.files)
+
+    def _pack(
+        self,
+        binds: dict[str, Any],
+        updates: dict[Token, tuple[Node, Any]],
+        walked: Walked,
+        handles: dict[str, dict[str, Any]],
+        notes: list[str],
+        paths: dict[int, str],
+        extra: Any,
+        limit: int,
+    ) -> tuple[Packed, bool]:
+        """Encode; what cannot be packed or is too large leaves `binds` for `handles`, or `updates` for `notes`."""
+        send_extra = extra is not None
+        reason_too_large = f"over the return limit of {in_words(limit)}"
+
+        def name_born(key: int) -> Token:
+            group, position = walked.places[key]
+            return (self._cell, group, position)
+
+        while True:
+            frames = [Frame(BIND, name, value) for name, value in binds.items()]
+            frames += [Frame(UPDATE, token, (node.kind.letter, change)) for token, (node, change) in updates.items()]
+            if send_extra:
+                frames.append(Frame(EXTRA, None, extra))
+            try:
+                packed = self._encoder.encode(frames, walked.nodes, self._table.tokens.get, name_born, limit)
+                return packed, send_extra
+            except FrameFailed as failure:
+                frame, reason = failure.frame, reason_of(failure.error)
+                if frame.sort == BIND:
+                    reason = self._why(frame.key, frame.content, failure.error)
+                size = None
+            except TooLarge as failure:
+                frame, reason, size = failure.frame, reason_too_large, failure.size
+            if frame.sort == BIND:
+                handles[frame.key] = self._describe(frame.key, binds.pop(frame.key), reason, size)
+            elif frame.sort == EXTRA:
+                send_extra = False
+                handles[""] = self._describe("", extra, reason, size)
+            else:
+                self._split(frame.key, updates, notes, paths, reason, whole=size is not None)
+
+    def _split(
+        self,
+        token: Token,
+        updates: dict[Token, tuple[Node, Any]],
+        notes: list[str],
+        paths: dict[int, str],
+        reason: str,
+        whole: bool,
+    ) -> None:
+        """Of a change that cannot be packed, keep the parts that can."""
+        node, change = updates.pop(token)
+        label = self._label(node.value, paths)
+        parts = None if whole else node.kind.parts(change)
+        good = []
+        for step, part in parts or ():
+            error = self._packs(part)
+            if error is None:
+                good.append(part)
+            else:
+                notes.append(f"{label}{step} ({type(part[1]).__name__}) was left as it was: {reason_of(error)}")
+        if not parts or len(good) == len(parts):
+            notes.append(f"{label} ({type(node.value).__name__}) was left as it was: {reason}")
+        else:
+            updates[token] = (node, node.kind.join(change, good))
+
+    def _packs(self, value: Any) -> Exception | None:
+        try:
+            self._encoder.measure([Frame(BIND, "", value)], {}, self._table.tokens.get)
+        except FrameFailed as failure:
+            return failure.error if isinstance(failure.error, Exception) else None
+        return None
+
+    def _why(self, name: str, value: Any, error: BaseException) -> str:
+        trouble = path_to_trouble(name, value, lambda part: self._packs(part) is None)
+        if isinstance(error, StaysOnRank) and trouble.path == name:
+            return str(error)
+        return f"{trouble.path} is {trouble.what(error)}" if trouble.path != name else trouble.what(error)
+
+    def _label(self, value: Any, paths: dict[int, str]) -> str:
+        return paths.get(id(value)) or f"a {type(value).__name__}"
+
+    def _describe(self, name: str, value: Any, reason: str, size: int | None = None) -> dict[str, Any]:
+        key = f"{name}@{self._cell}"
+        if reason:
+            self._pins[key] = value
+        return {"type": type(value).__name__, "key": key, "reason": reason, "size": size, "label": name}
+
+    # -- looking in from outside
+
+    def peek(self, name: str, attributes: tuple[str, ...] = (), limit: int = _LIMIT) -> Parcel:
+        """A free-standing copy of a value of this rank's, for `Home.unpack`.
+
+        Args:
+            name: a name, or the key of a handle.
+            attributes: to be read one after the other.
+        """
+        label = name.split("@")[0]
+        envelope: dict[str, Any] = {"error": None, "rank": self.rank}
+        try:
+            value = self._look(name, label)
+            for attribute in attributes:
+                value = getattr(value, attribute)
+        except Exception as error:
+            envelope["error"] = _sendable(error)
+            return Parcel(pickle.dumps(envelope, 5))
+        facts = {
+            "type": type(value).__name__,
+            "key": name,
+            "label": label,
+            "path": attributes,
+            "size": None,
+            "reason": "",
+        }
+        envelope["described"] = facts
+
+        def known(key: int) -> Token:
+            token = self._table.tokens.get(key)
+            return token if token is not None and isinstance(self._table.objects[token], type) else None
+
+        try:
+            packed = self._encoder.encode([Frame(BIND, label, value)], {}, known, lambda key: None, limit)
+        except FrameFailed as failure:
+            envelope["stays"] = {**facts, "reason": self._why(label, value, failure.error)}
+        except TooLarge as failure:
+            reason = f"over the limit of {in_words(limit)}"
+            envelope["stays"] = {**facts, "reason": reason, "size": failure.size}
+        else:
+            return Parcel(pickle.dumps({**envelope, **packed.envelope()}, 5), packed.files)
+        return Parcel(pickle.dumps(envelope, 5))
+
+    def _look(self, key: str, name: str) -> Any:
+        value = self._pins.get(key, MISSING)
+        if value is MISSING:
+            value = self.namespace.get(name, MISSING)
+        if value is MISSING:
+            raise NameError(f"name {name!r} is not defined on rank {self.rank}")
+        return value
+
+
+def _referred(snapshot: Snapshot) -> list[Any]:
+    if snapshot[0] == "S" and snapshot[1]:
+        return list(snapshot[1][1].objects)
+    return list(snapshot[2])
+
+
+def _sendable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return AttributeError(str(error))
+
+
+def _digest(node: Node) -> Any:
+    letter, scalars, _ = node.snapshot
+    if letter == "T":
+        return scalars[4]
+    return scalars[3] if letter == "N" and len(scalars) > 3 else None
+
+
+def _close(file: int) -> None:
+    import os
+
+    os.close(file)
+
+
+def _hook_counter() -> int:
+    hooks = sys.modules.get("torch.utils.hooks")
+    return hooks.RemovableHandle.next_id if hooks is not None else 0
+
+
+def _raise_hook_counter(to: int) -> None:
+    # Hook ids are a counter of each process: one given out there must not be given out here again.
+    hooks = sys.modules.get("torch.utils.hooks")
+    if hooks is not None:
+        hooks.RemovableHandle.next_id = max(hooks.RemovableHandle.next_id, to)

@@ -1,0 +1,101 @@
+"""Why something cannot travel, in words a user can act on: the path to it, what it is, and what to do."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbdist.shipping.errors import StaysOnRank
+from nbdist.shipping.handle import RankedValue, handle_facts
+
+_PROCESS_BOUND = {
+    "lock": "a lock", "RLock": "a lock", "Condition": "a condition", "Event": "an event", "Semaphore": "a semaphore",
+    "Thread": "a thread", "generator": "a live generator", "coroutine": "a coroutine", "async_generator": "a live generator",
+    "socket": "a socket", "TextIOWrapper": "an open file", "BufferedReader": "an open file", "BufferedWriter": "an open file",
+    "FileIO": "an open file", "Connection": "a connection", "Popen": "a running process", "frame": "a frame",
+    "traceback": "a traceback", "mmap": "a memory map", "module": "a module",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The smallest part found that does not pack, and where it is."""
+
+    path: str
+    value: Any
+
+    def what(self, error: BaseException) -> str:
+        """`a lock, which cannot leave its process`."""
+        if isinstance(error, StaysOnRank):
+            return f"{_article(type(self.value).__name__)}: {error}"
+        words = _PROCESS_BOUND.get(type(self.value).__name__)
+        if words is not None and words != "a module":
+            return f"{words}, which cannot leave its process"
+        return f"{_article(type(self.value).__name__)}, which cannot be pickled ({reason_of(error)})"
+
+
+def path_to_trouble(name: str, value: Any, packs: Callable[[Any], bool], depth: int = 12) -> Trouble:
+    """Descend to the smallest part of a value that `packs` says no to."""
+    path = name
+    for _ in range(depth):
+        for step, part in _parts(value):
+            if not packs(part):
+                path, value = path + step, part
+                break
+        else:
+            break
+    return Trouble(path, value)
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", content) for key, content in list(value.items())]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", content) for index, content in enumerate(value)]
+    if isinstance(value, set | frozenset):
+        return [("{...}", content) for content in value]
+    if isinstance(value, types.MethodType):
+        return [(".__self__", value.__self__)]
+    if isinstance(value, types.FunctionType):
+        found = []
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                found.append((f".<closure variable {variable}>", cell.cell_contents))
+            except ValueError:
+                pass
+        return found
+    if isinstance(value, type | RankedValue):
+        return []
+    found = []
+    try:
+        from nbdist.shipping.kinds import attributes_of
+
+        found = [(f".{name}", content) for name, content in attributes_of(value).items()]
+    except Exception:
+        pass
+    return found
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"^(Can't|cannot) pickle ", "cannot pickle ", text)
+    if isinstance(error, StaysOnRank):
+        return text
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def advice_for(name: str, value: Any, trouble: Trouble) -> str:
+    """What the user can do."""
+    if isinstance(trouble.value, RankedValue) and handle_facts(trouble.value).dead:
+        return f"Its ranks were replaced: run the cell that made it again, or `del {name}`"
+    if trouble.path == name:
+        return "Create it inside the cell, or give the notebook's variable another name"
+    return f"Create it inside the cell, or take {trouble.path} out before (`del`)"
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"

@@ -1,0 +1,500 @@
+"""Home: the notebook's side of a pool of ranks. Ships what a cell reads, and takes in what the lead rank made of it, in place."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist.shipping.classify import KINDS
+from nbdist.shipping.errors import CannotShip
+from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of
+from nbdist.shipping.handle import RankedValue, handle_facts
+from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot
+from nbdist.shipping.memory import Parcel
+from nbdist.shipping.message import BIND, EXTRA, UPDATE, Encoder, Frame, FrameFailed, Packed, changed, decode
+from nbdist.shipping.ranks import Ranks
+from nbdist.shipping.table import Table, Token
+from nbdist.shipping.walk import Node, Walked
+
+
+@dataclass
+class Shipment:
+    """What is ready to be sent. Nothing counts as known until `Home.commit`.
+
+    Attributes:
+        parcels: (ranks, parcel) pairs; every rank is in exactly one.
+        names: all names that the cell can see, given and found.
+        left_out: names of `maybe` (or found in functions) that could not be shipped, and why.
+        size: bytes.
+        trivial: nothing is bound or changed, so that a rank cannot fail to decode it.
+    """
+
+    parcels: list[tuple[tuple[int, ...], Parcel]]
+    names: frozenset[str]
+    left_out: dict[str, str]
+    size: int
+    trivial: bool
+    plans: list[_Plan] = field(default_factory=list, repr=False)
+    settled: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class Arrival:
+    """What came back.
+
+    Attributes:
+        bound: names that were bound in the notebook.
+        deleted: names that were removed.
+        handles: names whose value stays on the ranks.
+        notes: one line each, for the user.
+        extra: what the lead passed as `extra`.
+    """
+
+    bound: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    handles: dict[str, RankedValue] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    extra: Any = None
+
+
+@dataclass
+class _Plan:
+    """What some ranks get."""
+
+    ranks: tuple[int, ...]
+    binds: dict[str, Any]
+    updates: dict[Token, tuple[Node, Snapshot | None]]  # the node, and the snapshot that these ranks have
+    packed: Packed = field(default_factory=Packed)
+
+
+class Home:
+    """One for each pool, in the notebook's process.
+
+    Args:
+        namespace: the notebook's own; only it is changed.
+        world_size: how many ranks there are.
+        fetch: called with a handle and attribute names when the user reads an attribute of a handle.
+    """
+
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        world_size: int,
+        fetch: Callable[[RankedValue, tuple[str, ...]], Any] | None = None,
+    ) -> None:
+        self.namespace, self.world_size, self.fetch = namespace, world_size, fetch
+        self._table = Table(namespace)
+        self._encoder = Encoder(self._table, self)
+        self._bound: dict[str, Any] = {}
+        self._ranks = Ranks(world_size, self._table.tokens)
+        self._numbers = itertools.count()
+        self._handles: list[RankedValue] = []
+        self._cell = 0
+        self._settle = _nothing_to_settle()
+
+    # -- notebook -> ranks
+
+    def ship(
+        self,
+        reads: Iterable[str],
+        *,
+        maybe: Iterable[str] = (),
+        deletes: Iterable[str] = (),
+        running: Sequence[int] | None = None,
+        extra: Any = None,
+    ) -> Shipment:
+        """Pack what the ranks do not have yet of what a cell reads.
+
+        Args:
+            reads: names that are surely read; those the notebook does not have are ignored.
+            maybe: names that may be read; one that cannot be shipped is left out.
+            deletes: names that the cell deletes; a placeholder is enough for those that the ranks do not have.
+            running: the ranks that will run the cell; all of them get the parcel.
+            extra: travels in the same graph, and is what `Away.receive` returns.
+
+        Raises:
+            CannotShip: a name of `reads` cannot leave this process.
+            NotEnoughMemory: there is no room for the shared copy.
+        """
+        namespace = self.namespace
+        hard = {name for name in reads if name in namespace}
+        names = hard | {name for name in maybe if name in namespace}
+        walked = self._walk(names, extra)
+        updates = {
+            token: (node, self._table.snapshots.get(token)) for token, node in changed(self._table, walked.nodes)
+        }
+        binds = {
+            name: namespace[name] for name in sorted(names) if self._bound.get(name, MISSING) is not namespace[name]
+        }
+        left_out: dict[str, str] = {}
+        fresh: dict[int, Token] = {}
+        common = _Plan((), binds, updates)
+        plans: list[_Plan] = []
+        try:
+            self._pack(common, walked, extra, hard, left_out, fresh, frozenset())
+            groups: dict[Any, list[int]] = {}
+            for rank in range(self.world_size):
+                groups.setdefault(self._ranks.differs(rank, names, walked, common), []).append(rank)
+            for difference, ranks in groups.items():
+                if difference is None:
+                    plans.append(_Plan(tuple(ranks), common.binds, common.updates, common.packed))
+                    continue
+                plan = self._ranks.plan_for(ranks[0], names, namespace, walked, common)
+                plan.ranks = tuple(ranks)
+                plans.append(plan)
+                self._pack(plan, walked, extra, hard, left_out, fresh, self._ranks.lacking(ranks[0]))
+            if None not in groups:
+                _close(common.packed.files)
+        except BaseException:
+            for plan in [common, *plans]:
+                _close(plan.packed.files)
+            raise
+        places = [name for name in deletes if name in namespace and name not in names and name not in self._bound]
+        header = {
+            "cell": self._cell + 1, "settle": self._settle, "hooks": _hook_counter(), "places": places,
+        }  # fmt: skip
+        parcels = [
+            (
+                plan.ranks,
+                Parcel(
+                    pickle.dumps({**header, **plan.packed.envelope(), "binds": list(plan.binds)}, 5), plan.packed.files
+                ),
+            )
+            for plan in plans
+        ]
+        return Shipment(
+            parcels=parcels,
+            names=frozenset(names - left_out.keys()),
+            left_out=left_out,
+            size=sum(len(parcel.head) for _, parcel in parcels) + sum(_memory(plan.packed) for plan in plans),
+            trivial=not any(plan.packed.spans for plan in plans),
+            plans=plans,
+            settled=self._settle,
+        )
+
+    def _walk(self, names: set[str], extra: Any) -> Walked:
+        """Walk from names; those that functions read on the way are added to `names`."""
+        namespace = self.namespace
+
+        def found(globals_read: frozenset[str]) -> list[tuple[str, Any]]:
+            more = [name for name in sorted(globals_read - names) if name in namespace]
+            names.update(more)
+            return [(name, namespace[name]) for name in more]
+
+        roots = [(name, namespace[name]) for name in sorted(names)]
+        if extra is not None:
+            roots.append(("", extra))
+        return self._table.walker.walk(roots, found=found)
+
+    def _pack(
+        self,
+        plan: _Plan,
+        walked: Walked,
+        extra: Any,
+        hard: set[str],
+        left_out: dict[str, str],
+        fresh: dict[int, Token],
+        lacking: frozenset[Token],
+    ) -> None:
+        """Encode a plan, leaving out names that are not surely read and cannot be packed."""
+        tokens = self._table.tokens
+
+        def known(key: int) -> Token:
+            token = tokens.get(key)
+            return None if token is None or token in lacking else token
+
+        def name_born(key: int) -> Token:
+            token = tokens.get(key)
+            if token is None:
+                token = fresh.get(key)
+                if token is None:
+                    token = fresh[key] = next(self._numbers)
+            return token
+
+        while True:
+            frames = []
+            for name, value in plan.binds.items():
+                frames.append(Frame(BIND, name, value))
+            try:
+                for token, (node, old) in plan.updates.items():
+                    frame = Frame(UPDATE, token, None)
+                    try:
+                        frame.content = (node.kind.letter, node.kind.change(node.value, old, node.snapshot))
+                    except Exception as error:
+                        raise FrameFailed(frame, error) from error
+                    frames.append(frame)
+                if extra is not None:
+                    frames.append(Frame(EXTRA, None, extra))
+                plan.packed = self._encoder.encode(frames, walked.nodes, known, name_born)
+                self._add_digests(plan)
+                return
+            except FrameFailed as failure:
+                self._leave_out(failure, plan, hard, left_out)
+
+    def _add_digests(self, plan: _Plan) -> None:
+        for token, (node, _) in plan.updates.items():
+            digest = _digest(node)
+            if digest is not None:
+                plan.packed.digests[token] = digest
+
+    def _leave_out(self, failure: FrameFailed, plan: _Plan, hard: set[str], left_out: dict[str, str]) -> None:
+        """Take a failed frame out of a plan if no name that is surely read needs it; else raise CannotShip."""
+        frame = failure.frame
+        if frame.sort == BIND and frame.key not in hard:
+            left_out[frame.key] = reason_of(failure.error)
+            del plan.binds[frame.key]
+            return
+        if frame.sort == BIND:
+            raise self._cannot(frame.key, self.namespace[frame.key], failure.error) from None
+        if frame.sort == EXTRA:
+            raise self._cannot("the arguments", frame.content, failure.error) from None
+        node = plan.updates.pop(frame.key)[0]
+        for name in sorted(hard):
+            reached = self._table.walker.walk([(name, self.namespace[name])], light=True)
+            if id(node.value) in reached.nodes:
+                raise self._cannot(name, self.namespace[name], failure.error) from None
+
+    def _cannot(self, name: str, value: Any, error: BaseException) -> CannotShip:
+        def packs(part: Any) -> bool:
+            try:
+                self._encoder.measure([Frame(BIND, name, part)], {}, lambda key: None)
+            except FrameFailed:
+                return False
+            return True
+
+        trouble = path_to_trouble(name, value, packs)
+        return CannotShip(
+            name, trouble.path, type(value).__name__, trouble.what(error), advice_for(name, value, trouble)
+        )
+
+    def commit(self, shipment: Shipment) -> None:
+        """Every rank has decoded the shipment: what was sent is known from now on."""
+        table = self._table
+        self._cell += 1
+        for plan in shipment.plans:
+            for token, node in plan.packed.born:
+                if token not in table.objects:
+                    table.put(token, node.value, node.snapshot)
+            for token, (node, _) in plan.updates.items():
+                table.snapshots[token] = node.snapshot
+            self._bound.update(plan.binds)
+            self._ranks.has_received(plan)
+        if self._settle is shipment.settled:
+            self._settle = _nothing_to_settle()
+        self._close(shipment)
+
+    def rollback(self, shipment: Shipment) -> None:
+        """A rank could not decode the shipment: everything is as it was before."""
+        self._close(shipment)
+
+    def _close(self, shipment: Shipment) -> None:
+        for _, parcel in shipment.parcels:
+            parcel.close()
+
+    # -- ranks -> notebook
+
+    def accept(self, parcel: Parcel, reports: dict[int, bytes], *, lead: int = 0) -> Arrival:
+        """Apply what the lead rank returned to the notebook's own objects. What cannot be rebuilt becomes a handle.
+
+        Args:
+            parcel: from `Away.give(lead=True)`.
+            reports: the heads of the other ranks' parcels, by rank; ranks that did not run or died are missing.
+            lead: the rank that the parcel comes from.
+        """
+        envelope = pickle.loads(parcel.head)
+        files, parcel.files = parcel.files, []
+        arrival = Arrival(notes=list(envelope["notes"]))
+        table = self._table
+        received = decode(envelope, files, table, self, isolate=True)
+        _raise_hook_counter(envelope["hooks"])
+        new = [token for token, _ in received.new]
+        for token, value in received.new:
+            table.put(token, value)
+        before: dict[Token, Snapshot | None] = {}
+        values: dict[str, Any] = {}
+        for sort, key, content in received.values:
+            if sort == UPDATE:
+                before[key] = table.snapshots.get(key)
+                self._apply(key, content, arrival)
+            elif sort == BIND:
+                values[key] = content
+            elif sort == EXTRA:
+                arrival.extra = content
+        self._bind(values, envelope, received.failed, arrival, lead)
+        table.refresh([*before, *new], received.digests)
+        self._ranks.came_back(
+            envelope, lead, new, before, list(values), {r: pickle.loads(b) for r, b in reports.items() if b}
+        )
+        self._settle["confirm"] = envelope["cell"]
+        self._settle["reject"] = self._ranks.rejected(envelope, lead)
+        self._settle["drop"].extend(received.lost)
+        return arrival
+
+    def _apply(self, token: Token, content: tuple[str, Any], arrival: Arrival) -> None:
+        value = self._table.find(token)
+        letter, change = content
+        try:
+            KINDS[letter].apply(value, change)
+        except CannotApply as failure:
+            names = [
+                name for name, bound in self._bound.items() if bound is value and self.namespace.get(name) is value
+            ]
+            label = self._label(value)
+            if failure.instead is MISSING or not names:
+                arrival.notes.append(f"{label} was left as it was: {failure}")
+                return
+            for name in names:
+                self.namespace[name] = self._bound[name] = failure.instead
+            self._table.put(token, failure.instead)
+            arrival.notes.append(f"{label} is a new object now: {failure}; other references keep the old one")
+        except Exception as error:
+            arrival.notes.append(f"{self._label(value)} was left as it was: {reason_of(error)}")
+
+    def _label(self, value: Any) -> str:
+        for name, bound in self._bound.items():
+            if bound is value:
+                return f"{name} ({type(value).__name__})"
+        return f"a {type(value).__name__}"
+
+    def _bind(
+        self,
+        values: dict[str, Any],
+        envelope: dict[str, Any],
+        failed: list[tuple[str, Any, BaseException]],
+        arrival: Arrival,
+        lead: int,
+    ) -> None:
+        for name, value in values.items():
+            self.namespace[name] = self._bound[name] = value
+            arrival.bound.append(name)
+        stays = dict(envelope["handles"])
+        for sort, key, error in failed:
+            if sort == BIND:
+                stays[key] = {**envelope["described"][key], "reason": f"it cannot be rebuilt here ({reason_of(error)})"}
+            elif sort == EXTRA:
+                stays[""] = {**envelope["described"][""], "reason": f"it cannot be rebuilt here ({reason_of(error)})"}
+            elif sort == UPDATE:
+                value = self._table.objects.get(key, MISSING)
+                label = "an object" if value is MISSING else self._label(value)
+                arrival.notes.append(f"{label} was left as it was: {reason_of(error)}")
+        for name, facts in stays.items():
+            handle = self._handle(name, facts, lead)
+            if name == "":
+                arrival.extra = handle
+                continue
+            self.namespace[name] = self._bound[name] = handle
+            arrival.handles[name] = handle
+            self._settle["pins"].append((facts["key"], name))
+        for name in envelope["deleted"]:
+            if name in self.namespace and self.namespace[name] is self._bound.get(name, self.namespace[name]):
+                del self.namespace[name]
+                arrival.deleted.append(name)
+            if self._bound.pop(name, MISSING) is not MISSING:
+                self._settle["unbind"].append(name)
+
+    def _handle(self, name: str, facts: dict[str, Any], lead: int) -> RankedValue:
+        where = f"ranks 0-{self.world_size - 1}" if self.world_size > 1 else "rank 0"
+        handle = RankedValue(
+            facts.get("label", name) or "the cell's value",
+            facts["type"],
+            key=facts["key"],
+            path=tuple(facts.get("path", ())),
+            ranks=where,
+            size=facts.get("size"),
+            reason=facts["reason"],
+            fetch=self.fetch,
+            pool=self,
+        )
+        self._handles.append(handle)
+        return handle
+
+    def unpack(self, parcel: Parcel) -> Any:
+        """The value that `Away.peek` packed; a handle when it cannot be here.
+
+        Raises:
+            NameError, AttributeError: the rank has no such name or attribute.
+        """
+        envelope = pickle.loads(parcel.head)
+        files, parcel.files = parcel.files, []
+        if envelope.get("error") is not None:
+            raise envelope["error"]
+        facts = envelope.get("stays")
+        if facts is None:
+            received = decode(envelope, files, self._table, self, isolate=True)
+            if not received.failed:
+                return received.values[-1][2]
+            facts = {
+                **envelope["described"],
+                "reason": f"it cannot be rebuilt here ({reason_of(received.failed[0][2])})",
+            }
+        return self._handle(facts["label"], facts, envelope["rank"])
+
+    # -- forgetting
+
+    def own(self, key: str, name: str) -> Any:
+        """Only ranks look objects up by a handle's key."""
+        raise LookupError(f"{name} stays on the ranks")
+
+    def forget(self) -> None:
+        """The ranks were replaced: nothing is known to them, and handles of before are dead."""
+        for handle in self._handles:
+            handle_facts(handle).dead = True
+        self._handles.clear()
+        self._table.clear()
+        self._bound.clear()
+        self._ranks = Ranks(self.world_size, self._table.tokens)
+        self._settle = _nothing_to_settle()
+
+    def prune(self) -> None:
+        """Drop what the notebook no longer holds; ranks are told with the next parcel. Cheap when no name has changed."""
+        namespace = self.namespace
+        gone = [name for name, value in self._bound.items() if namespace.get(name, MISSING) is not value]
+        if not gone:
+            return
+        for name in gone:
+            del self._bound[name]
+        self._settle["unbind"].extend(gone)
+        live = self._table.walker.walk([(name, value) for name, value in self._bound.items()], light=True)
+        dead = [token for token, value in self._table.objects.items() if id(value) not in live.nodes]
+        for token in dead:
+            self._table.drop(token)
+        self._settle["drop"].extend(dead)
+        self._ranks.dropped(dead)
+        self._handles = [handle for handle in self._handles if any(handle is v for v in self._bound.values())]
+
+
+def _nothing_to_settle() -> dict[str, Any]:
+    return {"confirm": None, "reject": {}, "drop": [], "unbind": [], "pins": []}
+
+
+def _digest(node: Node) -> Any:
+    letter, scalars, _ = node.snapshot
+    if letter == "T":
+        return scalars[4]
+    return scalars[3] if letter == "N" and len(scalars) > 3 else None
+
+
+def _memory(packed: Packed) -> int:
+    return sum(length for file, _, length, _, _ in packed.layout.segments if file >= 0)
+
+
+def _close(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())
+
+
+def _hook_counter() -> int:
+    hooks = sys.modules.get("torch.utils.hooks")
+    return hooks.RemovableHandle.next_id if hooks is not None else 0
+
+
+def _raise_hook_counter(to: int) -> None:
+    # Hook ids are a counter of each process: one given out here must not be given out there again.
+    hooks = sys.modules.get("torch.utils.hooks")
+    if hooks is not None:
+        hooks.RemovableHandle.next_id = max(hooks.RemovableHandle.next_id, to)

@@ -1,0 +1,289 @@
+"""Which names does a piece of code read, bind and delete at the notebook's level?
+
+Scoping comes from compiled code: the instructions of every code object, not `co_names`, which holds attribute names too. What is
+surely bound before it is read comes from walking the statements in order, each compiled alone, so that
+`loss = ...; print(loss)` does not ship an old `loss`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType
+
+_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
+_STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
+_DELETES = frozenset({"DELETE_NAME", "DELETE_GLOBAL"})
+_OPTIMIZED = 0x1  # inspect.CO_OPTIMIZED: functions have it, modules and class bodies do not
+
+# Every module has these of its own.
+_OWN = frozenset(
+    ["__annotations__", "__builtins__", "__cached__", "__class__", "__conditional_annotations__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"]
+)
+# IPython turns `%timeit f(x)` and `!echo {name}` into calls of these with the text as a constant.
+_TEXT_CALLS = frozenset({"getoutput", "run_cell_magic", "run_line_magic", "system"})
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The notebook-level names of a cell.
+
+    Attributes:
+        reads: read at the cell's top level before they are surely bound.
+        maybe: read in a function that the cell defines, or where the cell may have bound them before.
+        stores: bound somewhere in the cell, functions with `global` included.
+        deletes: deleted before they are surely bound by the cell itself.
+        star: the cell holds `from ... import *`, so that more may be bound.
+    """
+
+    reads: frozenset[str]
+    maybe: frozenset[str]
+    stores: frozenset[str]
+    deletes: frozenset[str]
+    star: bool
+
+
+@dataclass
+class CodeNames:
+    """What one code object and those inside it do with notebook-level names."""
+
+    now: set[str] = field(default_factory=set)
+    later: set[str] = field(default_factory=set)
+    stores: set[str] = field(default_factory=set)
+    deletes: set[str] = field(default_factory=set)
+
+
+def code_names(code: CodeType) -> CodeNames:
+    """The global names of a code object: `now` when it runs, `later` when a function defined in it is called."""
+    found = CodeNames()
+    _scan(code, found, later=False, top=True)
+    return found
+
+
+@lru_cache(maxsize=2048)
+def globals_read(code: CodeType) -> frozenset[str]:
+    """Every global name that a function with this code may read."""
+    found = code_names(code)
+    return frozenset((found.now | found.later) - _OWN)
+
+
+def _scan(code: CodeType, found: CodeNames, later: bool, top: bool) -> None:
+    class_body = not top and not code.co_flags & _OPTIMIZED
+    own: set[str] = set()  # attributes that a class body has set so far
+    loads = found.later if later else found.now
+    for instruction in dis.get_instructions(code):
+        operation, name = instruction.opname, instruction.argval
+        if operation in _LOADS:
+            if not (class_body and operation != "LOAD_GLOBAL" and name in own):
+                loads.add(name)
+        elif operation in _STORES:
+            if class_body and operation == "STORE_NAME":
+                own.add(name)
+            else:
+                found.stores.add(name)
+        elif operation in _DELETES and not (class_body and operation == "DELETE_NAME"):
+            found.deletes.add(name)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _scan(constant, found, later or _runs_later(constant), top=False)
+
+
+def _runs_later(code: CodeType) -> bool:
+    """Is this the body of a function? Comprehensions, class bodies and generic parameters run where they stand."""
+    if not code.co_flags & _OPTIMIZED:
+        return False
+    return code.co_name == "<lambda>" or not code.co_name.startswith("<")
+
+
+@lru_cache(maxsize=512)
+def analyse(source: str, filename: str = "<cell>", flags: int = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT) -> Names:
+    """The names of a cell's source, which is plain Python. Cached by the text.
+
+    Raises:
+        SyntaxError: as compile() raises it.
+    """
+    tree = compile(source, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+    compile(
+        source, filename, "exec", flags, dont_inherit=True
+    )  # errors that only the compiler sees, for the whole cell
+    return _Reader(tree, filename, flags).names()
+
+
+class _Reader:
+    """Walks statements in order. `sure` is what is bound on every way to a statement, `None` for a place never reached."""
+
+    def __init__(self, tree: ast.Module, filename: str, flags: int) -> None:
+        self.tree, self.filename, self.flags = tree, filename, flags
+        # Each piece is compiled alone and needs the cell's own __future__ imports.
+        self.future: list[ast.stmt] = [
+            s for s in tree.body if isinstance(s, ast.ImportFrom) and s.module == "__future__"
+        ]
+        self.reads: set[str] = set()
+        self.maybe: set[str] = set()
+        self.stores: set[str] = set()
+        self.deletes: set[str] = set()
+        self.star = False
+
+    def names(self) -> Names:
+        self.block(self.tree.body, set())
+        maybe = (self.maybe | self._from_texts()) - self.reads - _OWN
+        return Names(
+            frozenset(self.reads - _OWN),
+            frozenset(maybe),
+            frozenset(self.stores - _OWN),
+            frozenset(self.deletes - _OWN),
+            self.star,
+        )
+
+    def _from_texts(self) -> set[str]:
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_CALLS:
+                for argument in node.args:
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        found.update(_IDENTIFIER.findall(argument.value))
+        return found
+
+    def _compiled(self, node: ast.stmt | ast.expr) -> CodeNames:
+        statement = ast.Expr(node) if isinstance(node, ast.expr) else node
+        module = ast.Module([*self.future, statement], [])
+        ast.fix_missing_locations(module)
+        return code_names(compile(module, self.filename, "exec", self.flags, dont_inherit=True))
+
+    def use(self, node: ast.stmt | ast.expr, sure: set[str], inside: Iterable[str] = ()) -> CodeNames:
+        """Note what a simple statement or an expression reads. `inside`: names that it binds itself before it reads them."""
+        found = self._compiled(node)
+        unknown = found.now - sure - set(inside)
+        self.maybe |= (unknown & self.stores) | (found.later - sure)
+        self.reads |= unknown - self.stores
+        self.stores |= found.stores
+        self.deletes |= found.deletes - sure
+        return found
+
+    def expression(self, node: ast.expr, sure: set[str]) -> set[str]:
+        walrus = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
+        self.use(node, sure, walrus)
+        return walrus
+
+    def bind(self, target: ast.expr, sure: set[str]) -> set[str]:
+        """Note what an assignment target binds, and what it reads (`o.x`, `a[i]`)."""
+        bound = {n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        for node in ast.walk(target):
+            if isinstance(node, ast.Attribute | ast.Subscript):
+                for part in [node.value, *([node.slice] if isinstance(node, ast.Subscript) else [])]:
+                    self.use(part, sure)
+        self.stores |= bound
+        return bound
+
+    def block(self, body: list[ast.stmt], before: set[str] | None) -> set[str] | None:
+        sure = None if before is None else set(before)
+        for statement in body:
+            if sure is None:  # after raise, break, continue: cannot be reached, but its stores are still stores
+                self.statement(statement, set(self.stores | self.reads))
+            else:
+                sure = self.statement(statement, sure)
+        return sure
+
+    def statement(self, node: ast.stmt, sure: set[str]) -> set[str] | None:
+        handler = getattr(self, f"_{type(node).__name__}", None)
+        return self._simple(node, sure) if handler is None else handler(node, sure)
+
+    def _If(self, node: ast.If, sure: set[str]) -> set[str] | None:
+        sure |= self.expression(node.test, sure)
+        return _both(self.block(node.body, sure), self.block(node.orelse, sure))
+
+    def _While(self, node: ast.While, sure: set[str]) -> set[str]:
+        sure |= self.expression(node.test, sure)
+        self.block(node.body, sure)
+        self.block(node.orelse, sure)
+        return sure
+
+    def _For(self, node: ast.For | ast.AsyncFor, sure: set[str]) -> set[str]:
+        sure |= self.expression(node.iter, sure)
+        self.block(node.body, sure | self.bind(node.target, sure))
+        self.block(node.orelse, sure)
+        return sure
+
+    _AsyncFor = _For
+
+    def _With(self, node: ast.With | ast.AsyncWith, sure: set[str]) -> set[str] | None:
+        for item in node.items:
+            sure |= self.expression(item.context_expr, sure)
+            if item.optional_vars is not None:
+                sure |= self.bind(item.optional_vars, sure)
+        inside = self.block(node.body, sure)
+        # A context manager may swallow what its body raises.
+        return sure if inside is None else inside
+
+    _AsyncWith = _With
+
+    def _Try(self, node: ast.Try, sure: set[str]) -> set[str] | None:
+        after = self.block(node.orelse, self.block(node.body, sure))
+        for handler in node.handlers:
+            if handler.type is not None:
+                self.expression(handler.type, sure)
+            name = {handler.name} if handler.name else set()
+            self.stores |= name
+            self.deletes |= name - sure  # `except E as e` deletes e at its end
+            end = self.block(handler.body, sure | name)
+            after = _both(after, None if end is None else end - name)
+        final = self.block(node.finalbody, sure)
+        if final is None:
+            return None
+        return None if after is None else after | final
+
+    _TryStar = _Try
+
+    def _Match(self, node: ast.Match, sure: set[str]) -> set[str]:
+        sure |= self.expression(node.subject, sure)
+        for case in node.cases:
+            names: set[str] = set()
+            for part in ast.walk(case.pattern):
+                if isinstance(part, ast.MatchAs | ast.MatchStar) and part.name:
+                    names.add(part.name)
+                elif isinstance(part, ast.MatchMapping) and part.rest:
+                    names.add(part.rest)
+                elif isinstance(part, ast.Name | ast.Attribute):
+                    self.expression(part, sure)
+            self.stores |= names
+            if case.guard is not None:
+                self.expression(case.guard, sure | names)
+            self.block(case.body, sure | names)
+        return sure
+
+    def _simple(self, node: ast.stmt, sure: set[str]) -> set[str] | None:
+        walrus: set[str] = set()
+        if isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign):
+            walrus = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
+        found = self.use(node, sure, walrus)
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            self.star = True
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            sure = sure | {node.name}  # not what a `global` inside may bind one day
+        elif isinstance(node, ast.Expr):
+            sure = sure | walrus
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Import | ast.ImportFrom):
+            bare = isinstance(node, ast.AnnAssign) and node.value is None
+            sure = sure | walrus | (set() if bare else _bound_by(node))
+        elif isinstance(node, ast.Delete):
+            sure = sure - found.deletes
+        return None if isinstance(node, ast.Raise | ast.Break | ast.Continue | ast.Return) else sure
+
+
+def _bound_by(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
+    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _both(one: set[str] | None, other: set[str] | None) -> set[str] | None:
+    """What is bound whichever of two ways was taken; a way that ends in `raise` does not count."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other

@@ -1,0 +1,322 @@
+"""The pickler for both directions, and the functions that rebuild on the other side what it takes apart.
+
+Three objects are in its memo from the start, under the same index on both sides: the namespace, the memory of the message, and the
+side itself. So what is rebuilt shares the rank's globals and segments without any global of ours.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import marshal
+import types
+from typing import Any
+
+import cloudpickle
+import xxhash
+
+from nbdist.shipping.classify import Classifier, by_reference
+from nbdist.shipping.errors import StaysOnRank
+from nbdist.shipping.handle import RankedValue, handle_facts
+from nbdist.shipping.kinds import Stays, Unwrapped
+from nbdist.shipping.kinds_memory import array_extent, freed, has_plain_memory, tensor_extent
+from nbdist.shipping.kinds_object import ObjectKind
+from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
+from nbdist.shipping.memory import Outgoing, raw
+
+NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
+
+
+class CellRef:
+    """Stands for a closure's cell among a function's arguments: an empty cell, filled by the function's state.
+
+    So that functions which share a cell still share it, and recursion through a cell is no trouble.
+    """
+
+    __slots__ = ("cell",)
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __reduce__(self) -> Any:
+        return types.CellType, ()
+
+
+class Packer(cloudpickle.Pickler):
+    """Pickles one message in frames (one `frame` call each) that share a memo."""
+
+    def __init__(
+        self, stream: io.BytesIO, namespace: dict[str, Any], memory: Outgoing, side: Any, kinds: Classifier
+    ) -> None:
+        super().__init__(stream, protocol=5)
+        self.namespace, self.outgoing, self.side, self.kinds = namespace, memory, side, kinds
+        self.cells: dict[int, CellRef] = {}
+        self.known_cells: set[int] = set()
+        self.size_hint = 0
+
+    def frame(self, content: Any) -> None:
+        """Pickle without cloudpickle's wrapper, which turns a RecursionError into a PicklingError without the cause."""
+        pickle.Pickler.dump(self, content)
+
+    def reducer_override(self, value: Any) -> Any:
+        cls = type(value)
+        kind = self.kinds.of_type(cls)
+        if isinstance(kind, Stays):
+            raise StaysOnRank(kind.reason)
+        if isinstance(kind, Unwrapped):
+            return _itself, (kind.unwrap(value),)
+        if cls is RankedValue:
+            return self._handle(value)
+        if isinstance(kind, ObjectKind):
+            return self._object(value, kind)
+        if cls is types.FunctionType:
+            return self._function(value)
+        if cls is types.CodeType:
+            # cloudpickle puts "<dynamic-code>" in place of the file name, which tracebacks need. Both sides are the same Python.
+            return marshal.loads, (marshal.dumps(value),)
+        memory = self._memory(value, cls)
+        if memory is not None:
+            return memory
+        return super().reducer_override(value)
+
+    def _handle(self, value: RankedValue) -> Any:
+        facts = handle_facts(value)
+        if facts.dead:
+            raise StaysOnRank("it stayed on ranks that were replaced")
+        if facts.pool is not self.side:
+            raise StaysOnRank("it stays on the ranks of another pool")
+        return _ranks_own, (self.side, facts.key, facts.name, facts.path)
+
+    def _object(self, value: Any, kind: ObjectKind) -> Any:
+        if kind.strip is None or not kind.strip(value.__dict__):
+            return NotImplemented
+        reduced = value.__reduce_ex__(5)
+        names = set(kind.strip(value.__dict__))
+        state = reduced[2]
+        if isinstance(state, dict):
+            state = {name: content for name, content in state.items() if name not in names}
+        return (*reduced[:2], state, *reduced[3:])
+
+    # -- memory
+
+    def _memory(self, value: Any, cls: type) -> Any:
+        torch = torch_if_loaded()
+        if torch is not None:
+            if issubclass(cls, torch.Tensor):
+                return self._tensor(value, cls, torch)
+            if cls is torch.UntypedStorage:
+                if value.device.type != "cpu":
+                    return None
+                if value.nbytes() and not value.data_ptr():
+                    raise StaysOnRank("its memory was taken away")
+                ref = self.outgoing.add(value.data_ptr(), value.nbytes(), value, torch=True)
+                return make_storage, (self.outgoing, ref, value.nbytes())
+            if cls is torch.storage.TypedStorage:
+                return make_typed_storage, (value._untyped_storage, value.dtype)
+            if cls is torch.Generator:
+                return None
+        numpy = numpy_if_loaded()
+        if numpy is not None and cls is numpy.ndarray and not value.dtype.hasobject:
+            ref = self.outgoing.add(*array_extent(value), value)
+            return make_array, (self.outgoing, ref, value.dtype, value.shape, value.strides, value.flags.writeable)
+        return None
+
+    def _tensor(self, value: Any, cls: type, torch: Any) -> Any:
+        if freed(value):
+            raise StaysOnRank("its memory was taken away (a sharded parameter)")
+        exact = cls is torch.Tensor or cls is torch.nn.Parameter
+        leaf = value.is_leaf
+        grad = value.grad if leaf else None
+        own = dict(value.__dict__)
+        state = (grad, own) if grad is not None or own else None
+        setter = (None, None, set_tensor) if state is not None else ()
+        if exact and has_plain_memory(value):
+            ref = self.outgoing.add(*tensor_extent(value), value, torch=True)
+            arguments = (
+                self.outgoing, ref, value.dtype, tuple(value.shape), value.stride(),
+                value.requires_grad and leaf, cls is torch.nn.Parameter,
+            )  # fmt: skip
+            return (make_tensor, arguments, state, *setter) if state is not None else (make_tensor, arguments)
+        if exact and value.device.type not in ("cpu", "meta") and value.layout is torch.strided:
+            copy = value.detach().resolve_conj().resolve_neg().cpu()
+            arguments = (copy, value.requires_grad and leaf, cls is torch.nn.Parameter)
+            return (make_copy, arguments, state, *setter) if state is not None else (make_copy, arguments)
+        if not leaf and exact:
+            return _itself, (value.detach(),)
+        return None
+
+    # -- functions
+
+    def _function(self, function: types.FunctionType) -> Any:
+        if by_reference(function):
+            return NotImplemented
+        if function.__globals__ is self.namespace:
+            scope: Any = self.namespace
+        else:
+            scope = _module_scope(function)
+            if scope is None:
+                return super().reducer_override(function)
+        cells: tuple[Any, ...] | None = None
+        filled: tuple[Any, ...] = ()
+        if function.__closure__ is not None:
+            cells = tuple(
+                cell if id(cell) in self.known_cells else self.cells.setdefault(id(cell), CellRef(cell))
+                for cell in function.__closure__
+            )
+            filled = tuple(
+                (ref, (ref.cell.cell_contents,))
+                for ref in cells
+                if isinstance(ref, CellRef) and ref.cell != types.CellType()
+            )
+        own = {
+            "__name__": function.__name__,
+            "__qualname__": function.__qualname__,
+            "__defaults__": function.__defaults__,
+            "__kwdefaults__": function.__kwdefaults__,
+            "__doc__": function.__doc__,
+            "__module__": function.__module__,
+            "__annotations__": function.__annotations__,
+        }
+        if getattr(function, "__type_params__", ()):
+            own["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]
+        state = (own, dict(function.__dict__), filled)
+        return make_function, (function.__code__, scope, cells), state, None, None, set_function
+
+
+class ModuleScope:
+    """Stands for the globals of an importable module: a function made there shares them on the other side as well."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return _scope_of, (self.name,)
+
+
+def _module_scope(function: types.FunctionType) -> ModuleScope | None:
+    import sys
+
+    name = function.__globals__.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
+    if module is None or module.__dict__ is not function.__globals__:
+        return None
+    return ModuleScope(module.__name__)
+
+
+def _scope_of(name: str) -> dict[str, Any]:
+    from importlib import import_module
+
+    return import_module(name).__dict__
+
+
+# -- rebuilding, on the other side
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _ranks_own(side: Any, key: str, name: str, path: tuple[str, ...]) -> Any:
+    value = side.own(key, name)
+    for attribute in path:
+        value = getattr(value, attribute)
+    return value
+
+
+def make_tensor(
+    memory: Any,
+    ref: int,
+    dtype: Any,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+) -> Any:
+    import torch
+
+    storage, offset = memory.torch(ref)
+    if storage is None:
+        tensor = torch.empty_strided(shape, stride, dtype=dtype)
+    else:
+        tensor = torch.empty(0, dtype=dtype).set_(storage, offset // dtype.itemsize, shape, stride)
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+
+
+def make_copy(tensor: Any, requires_grad: bool, parameter: bool) -> Any:
+    import torch
+
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+
+
+def set_tensor(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    grad, own = state
+    if grad is not None:
+        tensor.grad = grad
+    tensor.__dict__.update(own)
+
+
+def make_array(
+    memory: Any, ref: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool
+) -> Any:
+    import numpy
+
+    flat, offset = memory.numpy(ref)
+    if flat is None:
+        array = numpy.empty(shape, dtype)
+    else:
+        low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
+        array = numpy.ndarray(shape, dtype, buffer=flat, offset=offset - low, strides=strides)
+        if memory.alone(ref):
+            array = array.copy(order="K")  # owns its memory, so that it may be resized
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def make_storage(memory: Any, ref: int, size: int) -> Any:
+    import torch
+
+    storage, offset = memory.torch(ref)
+    if storage is None:
+        return torch.UntypedStorage(0)
+    if offset == 0 and storage.nbytes() == size:
+        return storage
+    return torch.empty(0, dtype=torch.uint8).set_(storage, offset, (size,), (1,)).clone().untyped_storage()
+
+
+def make_typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def make_function(code: types.CodeType, scope: dict[str, Any], cells: tuple[types.CellType, ...] | None) -> Any:
+    return types.FunctionType(code, scope, None, None, cells)
+
+
+def set_function(function: types.FunctionType, state: Any) -> None:
+    own, attributes, filled = state
+    for name, value in own.items():
+        setattr(function, name, value)
+    function.__dict__.update(attributes)
+    for cell, contents in filled:
+        cell.cell_contents = contents[0]
+
+
+class _DigestPickler(Packer):
+    """Pickles to compare only: memory is hashed, and what may not leave does not matter."""
+
+
+def digest_of_pickle(value: Any) -> int:
+    """The hash of what a value pickles to, its memory included."""
+    stream, memory = io.BytesIO(), Outgoing()
+    packer = _DigestPickler(stream, {}, memory, None, Classifier())
+    packer.frame(value)
+    digest = xxhash.xxh3_64(stream.getbuffer())
+    for address, length, _ in memory.intervals:
+        digest.update(raw(address, length))
+    return digest.intdigest()
+
+
+__all__ = ["CellRef", "Packer", "copyreg", "digest_of_pickle"]

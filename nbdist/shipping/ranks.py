@@ -1,0 +1,182 @@
+"""What single ranks do not have in common with the lead: objects that they lack, changes that they missed, names not bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbdist.shipping.kinds import Snapshot
+from nbdist.shipping.table import PART, Token
+from nbdist.shipping.walk import Walked
+
+if TYPE_CHECKING:
+    from nbdist.shipping.home import _Plan
+
+
+class Ranks:
+    """The differences of each rank.
+
+    A token *lacks* on a rank that has no object for it. It is *stale* there when the rank missed a change because it did not run:
+    the snapshot says what it has. A name is *unbound* when its value is to be bound there whatever the others have.
+    """
+
+    def __init__(self, world_size: int, tokens: dict[int, Token]) -> None:
+        self.tokens = tokens  # the table's, by identity
+        self.lacks: list[set[Token]] = [set() for _ in range(world_size)]
+        self.stale: list[dict[Token, Snapshot | None]] = [{} for _ in range(world_size)]
+        self.unbound: list[set[str]] = [set() for _ in range(world_size)]
+        self._rejected: dict[int, list[str]] = {}
+
+    def lacking(self, rank: int) -> frozenset[Token]:
+        return _Lacking(self.lacks[rank])
+
+    def differs(self, rank: int, names: set[str], walked: Walked, common: _Plan) -> Any:
+        """None when a rank can take the common parcel; else something that is equal for ranks with the same needs."""
+        lacks, stale, unbound = self.lacks[rank], self.stale[rank], self.unbound[rank]
+        if not (lacks or stale or unbound):
+            return None
+        tokens = {token for key in walked.nodes if (token := self._token(key)) is not None}
+        lacking = self.lacking(rank)
+        needs = (
+            frozenset(name for name in unbound if name in names),
+            frozenset(token for token in stale if token in tokens),
+            frozenset(token for token in common.packed.seeds if token in lacking),
+            frozenset(token for token in common.updates if token in lacking),
+        )
+        if not any(needs):
+            return None
+        return (*needs, frozenset(lacks), rank if needs[1] else -1)
+
+    def plan_for(self, rank: int, names: set[str], namespace: dict[str, Any], walked: Walked, common: _Plan) -> _Plan:
+        """The plan for one rank that differs."""
+        from nbdist.shipping.home import _Plan
+
+        lacking = self.lacking(rank)
+        binds = dict(common.binds)
+        for name in self.unbound[rank]:
+            if name in names:
+                binds[name] = namespace[name]
+        updates = {token: pair for token, pair in common.updates.items() if token not in lacking}
+        by_token = {token: node for key, node in walked.nodes.items() if (token := self._token(key)) is not None}
+        for token, old in self.stale[rank].items():
+            if token in by_token and token not in lacking:
+                updates[token] = (by_token[token], old)
+        wanted = {id(common.updates[token][0].value) for token in common.updates if token in lacking}
+        if wanted:
+            self._carry(wanted, names, namespace, walked, lacking, binds, updates)
+        return _Plan((rank,), dict(sorted(binds.items())), updates)
+
+    def _carry(
+        self,
+        wanted: set[int],
+        names: set[str],
+        namespace: dict[str, Any],
+        walked: Walked,
+        lacking: frozenset[Token],
+        binds: dict[str, Any],
+        updates: dict[Token, tuple[Any, Snapshot | None]],
+    ) -> None:
+        """Objects that the notebook changed and a rank lacks go to it whole, with what leads to them: a known container, or the name."""
+        holders: dict[int, list[int]] = {}
+        for key, node in walked.nodes.items():
+            for child in node.kind.children(node.value, node.snapshot[2]):
+                for below in _through(child, walked):
+                    holders.setdefault(below, []).append(key)
+        pending, seen = list(wanted), set(wanted)
+        while pending:
+            key = pending.pop()
+            for holder in holders.get(key, ()):
+                token = self._token(holder)
+                node = walked.nodes[holder]
+                if token is not None and token not in lacking:
+                    updates.setdefault(token, (node, None))
+                    if updates[token][1] is not None:
+                        updates[token] = (node, None)
+                elif holder not in seen:
+                    seen.add(holder)
+                    pending.append(holder)
+        for name in names:
+            if any(below in seen for below in _through(namespace.get(name), walked)):
+                binds[name] = namespace[name]
+
+    def has_received(self, plan: _Plan) -> None:
+        """These ranks have decoded their plan."""
+        for rank in plan.ranks:
+            self.lacks[rank].difference_update(token for token, _ in plan.packed.born)
+            for token in plan.updates:
+                self.stale[rank].pop(token, None)
+            self.unbound[rank].difference_update(plan.binds)
+
+    def came_back(
+        self,
+        envelope: dict[str, Any],
+        lead: int,
+        new: list[Token],
+        before: dict[Token, Snapshot | None],
+        bound: list[str],
+        reports: dict[int, dict[str, Any]],
+    ) -> None:
+        """After a return: what the other ranks do not have of it."""
+        self._rejected = {}
+        signs = envelope["signs"]
+        handles = [name for name in envelope["handles"] if name]
+        for rank in range(len(self.lacks)):
+            if rank == lead:
+                self.lacks[rank].difference_update(new)
+                self.unbound[rank].difference_update(bound)
+                for token in before:
+                    self.stale[rank].pop(token, None)
+                continue
+            report = reports.get(rank)
+            if report is None or not report["ran"]:
+                self.lacks[rank].update(new)
+                self.unbound[rank].update(bound)
+                for token, old in before.items():
+                    if token not in self.lacks[rank]:
+                        self.stale[rank].setdefault(token, old)
+                continue
+            matching = {
+                group for group, sign in signs.items() if "{}" not in group and report["signs"].get(group) == sign
+            }
+            self._rejected[rank] = [group for group in report["signs"] if group not in matching]
+            self.lacks[rank].update(token for token in new if token[1] not in matching)
+            present = report["present"]
+            self.unbound[rank].update(name for name in (*bound, *handles) if name not in present)
+            self.unbound[rank].update(name for name in report["deleted"] if name not in envelope["deleted"])
+
+    def rejected(self, envelope: dict[str, Any], lead: int) -> dict[int, list[str]]:
+        """For each rank the groups whose provisional tokens do not hold."""
+        return self._rejected
+
+    def dropped(self, tokens: list[Token]) -> None:
+        gone = set(tokens)
+        for rank in range(len(self.lacks)):
+            self.lacks[rank] -= gone
+            for token in gone & self.stale[rank].keys():
+                del self.stale[rank][token]
+
+    def _token(self, key: int) -> Token:
+        return self.tokens.get(key)
+
+
+class _Lacking(frozenset):  # type: ignore[type-arg]
+    """A set of tokens that also holds the parts of the modules in it."""
+
+    def __contains__(self, token: object) -> bool:
+        if frozenset.__contains__(self, token):
+            return True
+        return isinstance(token, tuple) and bool(token) and token[0] == PART and token[1] in self
+
+
+def _through(value: Any, walked: Walked) -> list[int]:
+    """The ids of the nodes that a value is or, through tuples and the like, holds."""
+    found: list[int] = []
+    stack, seen = [value], set()
+    while stack:
+        value = stack.pop()
+        if id(value) in walked.nodes:
+            found.append(id(value))
+        elif id(value) in walked.held and id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, tuple | frozenset):
+                stack.extend(value)
+    return found

@@ -1,0 +1,87 @@
+"""The token table of one side: which objects the other side has a copy of, and how each was when they were equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nbdist.shipping.classify import Classifier
+from nbdist.shipping.kinds import MISSING, Snapshot
+from nbdist.shipping.walk import Walker, module_parts
+
+Token = Any  # an int for what was born in the notebook, (cell, group, position) on a rank, ("part", token, attribute) in a module
+PART = "part"
+
+
+class Table:
+    """Objects by token, tokens by identity, and snapshots."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self.kinds = Classifier()
+        self.objects: dict[Token, Any] = {}
+        self.tokens: dict[int, Token] = {}
+        self.snapshots: dict[Token, Snapshot] = {}
+        self.walker = Walker(self.kinds, namespace, self.tokens.get, self._adopt_parts)
+
+    def put(self, token: Token, value: Any, snapshot: Snapshot | None = None) -> None:
+        """The other side knows this object under this token (and, with a snapshot, has it in this state)."""
+        before = self.objects.get(token, MISSING)
+        if before is not MISSING and before is not value:
+            self.tokens.pop(id(before), None)
+        self.objects[token] = value
+        self.tokens[id(value)] = token
+        if snapshot is not None:
+            self.snapshots[token] = snapshot
+
+    def drop(self, token: Token) -> None:
+        """Forget a token."""
+        value = self.objects.pop(token, MISSING)
+        if value is not MISSING and self.tokens.get(id(value)) == token:
+            del self.tokens[id(value)]
+        self.snapshots.pop(token, None)
+
+    def clear(self) -> None:
+        self.objects.clear()
+        self.tokens.clear()
+        self.snapshots.clear()
+
+    def find(self, token: Token) -> Any:
+        """The object of a token; parts of modules are found through their module."""
+        value = self.objects.get(token, MISSING)
+        if value is MISSING:
+            if isinstance(token, tuple) and token[0] == PART:
+                value = self.find(token[1]).__dict__[token[2]]
+                self.put(token, value)
+            else:
+                raise KeyError(token)
+        return value
+
+    def _adopt_parts(self, module: Any) -> None:
+        """A part of a known module that is no longer empty: the other side has it as well, empty, and finds it by its attribute."""
+        base = self.tokens[id(module)]
+        for name, part in module_parts(module):
+            if id(part) in self.tokens:
+                continue
+            token = (PART, base, name)
+            old = self.snapshots.get(token)
+            kind = self.kinds.of(part)
+            if kind is not None:
+                empty: Snapshot = (kind.letter, *kind.snap(type(part)()))
+                self.put(token, part, old or empty)
+
+    def refresh(self, tokens: Iterable[Token], digests: dict[Token, Any] | None = None) -> None:
+        """Take new snapshots of objects as they are now."""
+        digests = digests or {}
+        for token in tokens:
+            value = self.objects.get(token, MISSING)
+            if value is not MISSING:
+                self.snapshots[token] = self.snapshot(value, digests.get(token))
+
+    def snapshot(self, value: Any, digest: Any = None) -> Snapshot:
+        """An object's snapshot now."""
+        kind, found = self.kinds.look(value)
+        if kind is None or not kind.token:
+            return ("", (), ())
+        scalars, references = kind.snap(value, found if found is not None else digest)
+        return (kind.letter, scalars, references)

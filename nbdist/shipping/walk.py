@@ -1,0 +1,145 @@
+"""Walking from names to every object that they reach, and telling whether two ranks reached the same structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import xxhash
+
+from nbdist.shipping.classify import ATOMS, Classifier
+from nbdist.shipping.kinds import FrozenSetKind as _FrozenSetKind
+from nbdist.shipping.kinds import Kind, SetKind, Snapshot, Through
+from nbdist.shipping.kinds_object import MODULE_PARTS, ModuleKind
+from nbdist.shipping.names import globals_read
+
+
+class Node(NamedTuple):
+    """A mutable object that a walk met, and how it is now."""
+
+    value: Any
+    kind: Kind
+    snapshot: Snapshot
+
+
+@dataclass
+class Walked:
+    """What a walk met.
+
+    Attributes:
+        nodes: by id, in the order in which they were met.
+        places: by id, the (group, position) at which a node was first met. A group is a root's label.
+        held: what was walked through; held so that no address is used twice during a walk.
+        signs: for each group the facts that must be equal on two ranks for their nodes to correspond.
+    """
+
+    nodes: dict[int, Node] = field(default_factory=dict)
+    places: dict[int, tuple[str, int]] = field(default_factory=dict)
+    held: dict[int, Any] = field(default_factory=dict)
+    signs: dict[str, list[Any]] = field(default_factory=dict)
+
+    def signatures(self) -> dict[str, int]:
+        """A hash for each group."""
+        return {group: xxhash.xxh3_64_intdigest(repr(facts).encode()) for group, facts in self.signs.items()}
+
+
+class Walker:
+    """Walks objects. `meet_module` is called for each module with a token; `old` gives a known object's snapshot."""
+
+    def __init__(
+        self,
+        kinds: Classifier,
+        namespace: dict[str, Any],
+        token_of: Callable[[int], Any],
+        meet_module: Callable[[Any], None],
+    ) -> None:
+        self.kinds, self.namespace, self.token_of, self.meet_module = kinds, namespace, token_of, meet_module
+
+    def walk(
+        self,
+        roots: Iterable[tuple[str, Any]],
+        *,
+        light: bool = False,
+        place: bool = False,
+        found: Callable[[frozenset[str]], list[tuple[str, Any]]] | None = None,
+        grown: Callable[[Node], Iterable[Any]] | None = None,
+        late: Iterable[Any] = (),
+    ) -> Walked:
+        """Visit everything reachable, depth first.
+
+        Args:
+            roots: labelled objects.
+            light: do not hash contents.
+            place: keep places and signatures.
+            found: takes the global names that a function reads; returns further roots.
+            grown: takes a node; returns further objects to visit at the end (what it used to refer to).
+            late: objects to visit at the end.
+        """
+        walked = Walked()
+        nodes, held, places, signs = walked.nodes, walked.held, walked.places, walked.signs
+        of_type, look = self.kinds.of_type, self.kinds.look
+        by_type = self.kinds._by_type
+        stack: list[tuple[str, Any]] = list(roots)[::-1]
+        after: list[Any] = list(late)[::-1]
+        while stack or after:
+            # Visited at the end, in a group that other ranks do not have: it must not take another root's places.
+            group, value = stack.pop() if stack else (LATE, after.pop())
+            cls = type(value)
+            if cls in ATOMS:
+                continue
+            key = id(value)
+            if key in nodes:
+                if place:
+                    signs.setdefault(group, []).append(places[key])
+                continue
+            if key in held or value is self.namespace:
+                continue
+            if by_type.get(cls, MISSING_TYPE) is None or of_type(cls) is None:
+                continue
+            kind, digest = look(value)
+            if kind is None:
+                continue
+            if isinstance(kind, Through):
+                held[key] = value
+                if place:
+                    signs.setdefault(group, []).append((cls.__name__, kind.shape(value)))
+                children: Iterable[Any] = kind.children(value, ())
+                if isinstance(kind, _FrozenSetKind) and place:
+                    group = f"{group}{{}}"
+            else:
+                scalars, references = kind.snap(value, digest, light)
+                node = nodes[key] = Node(value, kind, (kind.letter, scalars, references))
+                token = self.token_of(key)
+                if place:
+                    facts = signs.setdefault(group, [])
+                    places[key] = (group, len(facts))
+                    facts.append((kind.letter, cls.__qualname__, kind.shape(value), token))
+                if grown is not None:
+                    after.extend(grown(node))
+                if found is not None and kind.letter == "F" and value.__globals__ is self.namespace:
+                    stack.extend(found(globals_read(value.__code__)))
+                if token is not None and isinstance(kind, ModuleKind):
+                    self.meet_module(value)
+                children = kind.children(value, references)
+                if isinstance(kind, SetKind) and place:
+                    group = f"{group}{{}}"  # no order: a group of its own, which only this rank knows
+            if not isinstance(children, tuple | list):
+                children = list(children)
+            if len(children) > 8 and set(map(type, children)) <= ATOMS:
+                continue
+            stack.extend([(group, child) for child in reversed(children) if type(child) not in ATOMS])
+        return walked
+
+
+MISSING_TYPE = object()
+LATE = "{}"
+
+
+def module_parts(module: Any) -> Iterable[tuple[str, Any]]:
+    """The parts of a module that are not empty, by attribute."""
+    own = module.__dict__
+    for name in MODULE_PARTS:
+        part = own.get(name)
+        if part:
+            yield name, part

@@ -1,0 +1,325 @@
+"""Prepared loaders: the user's own class, only its indices sharded. Every rank's view is made in this one process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from nbdist import set_seed
+from nbdist.data.loader import Prepared, prepare_loader, user_loader
+from tests.training import Ragged, Shuffling, Stream
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    set_seed(0)
+
+
+def delivered(loader: Any, take: int | None = None) -> list[tuple[Any, int, int]]:
+    """(batch, real rows here, real rows on all ranks) of an iteration; `loader` is prepared."""
+    live = loader._nb.live
+    return [
+        (batch.tolist() if isinstance(batch, torch.Tensor) else batch, live[-1].local, live[-1].total)
+        for batch in itertools.islice(loader, take)
+    ]
+
+
+def on_ranks(make: Any, ranks: int) -> list[Any]:
+    return [prepare_loader(make(), rank, ranks, [None]) for rank in range(ranks)]
+
+
+def real(loader: Any) -> list[list[int]]:
+    return [batch[:local] for batch, local, _ in delivered(loader)]
+
+
+def test_a_step_takes_consecutive_samples_and_the_tail_is_split_evenly() -> None:
+    first, second, third = on_ranks(lambda: DataLoader(range(14), batch_size=3), 3)
+    assert delivered(first) == [([0, 1, 2], 3, 9), ([9, 10], 2, 5)]
+    assert delivered(second) == [([3, 4, 5], 3, 9), ([11, 12], 2, 5)]
+    assert delivered(third) == [([6, 7, 8], 3, 9), ([13], 1, 5)]
+    assert len(first) == len(third) == 2
+
+
+def test_one_sample_on_two_ranks_is_one_real_row() -> None:
+    assert [delivered(loader) for loader in on_ranks(lambda: DataLoader(range(1), batch_size=4), 2)] == [
+        [([0], 1, 1)],
+        [([0], 0, 1)],
+    ]
+
+
+def test_drop_last_drops_the_last_joint_step() -> None:
+    loaders = on_ranks(lambda: DataLoader(range(11), batch_size=2, drop_last=True), 2)
+    assert [real(loader) for loader in loaders] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert [len(loader) for loader in loaders] == [2, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_orders_advance_and_are_a_function_of_seed_and_epoch(options: dict[str, Any]) -> None:
+    def make() -> DataLoader:
+        return DataLoader(range(12), batch_size=2, shuffle=True, **options)
+
+    loaders = on_ranks(make, 2)
+    epochs = [[real(loader) for loader in loaders] for _ in range(2)]
+    for epoch in epochs:
+        assert sorted(sum(sum(epoch, []), [])) == list(range(12))
+    assert epochs[0] != epochs[1]
+    (again,) = on_ranks(make, 1)
+    torch.rand(5)
+    again.set_epoch(1)
+    joined = [index for pair in zip(*epochs[1], strict=True) for step in pair for index in step]
+    assert sum(real(again), []) == joined
+    set_seed(1)
+    again.set_epoch(1)
+    assert sum(real(again), []) != joined
+
+
+def test_the_seed_is_that_of_the_users_generator() -> None:
+    def order(seed: int) -> list[Any]:
+        return real(on_ranks(lambda: DataLoader(range(9), shuffle=True, generator=torch.Generator().manual_seed(seed)), 1)[0])
+
+    five = order(5)
+    set_seed(9)
+    assert order(5) == five != order(6)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: WeightedRandomSampler([1.0] * 9, 9),
+        lambda: RandomSampler(range(9), replacement=True, num_samples=7),
+        lambda: RandomSampler(range(9), num_samples=20),
+        lambda: Shuffling(9),
+    ],
+    ids=["weighted", "replacement", "more than there are", "the user's"],
+)
+def test_any_sampler_gives_the_ranks_one_order_whatever_they_have_drawn(sampler: Any) -> None:
+    (alone,) = on_ranks(lambda: DataLoader(range(9), batch_size=1, sampler=sampler()), 1)
+    order = sum(real(alone), [])
+    parts = []
+    for loader in on_ranks(lambda: DataLoader(range(9), batch_size=2, sampler=sampler()), 2):
+        torch.rand(3)
+        before = torch.get_rng_state(), random.getstate()
+        parts.append(real(loader))
+        random.setstate(before[1])
+    assert [index for pair in itertools.zip_longest(*parts) for step in pair for index in step] == order
+
+
+def test_preparing_draws_nothing_from_the_users_generators() -> None:
+    (loader,) = on_ranks(lambda: DataLoader(range(9), sampler=Shuffling(9)), 1)
+    state = random.getstate()
+    loader._nb.source.plan(0)
+    assert random.getstate() == state
+    torch.manual_seed(1)
+    loader._nb.source.plan(0)
+    drawn = torch.rand(1).item()
+    torch.manual_seed(1)
+    assert torch.rand(1).item() == drawn
+
+
+def test_a_users_batches_stay_whole_and_go_round_robin() -> None:
+    batches = [[0, 1, 2], [3], [4, 5], [6, 7, 8], [9]]
+    first, second = on_ranks(lambda: DataLoader(range(10), batch_sampler=batches), 2)
+    assert delivered(first) == [([0, 1, 2], 3, 4), ([4, 5], 2, 5), ([9], 1, 1)]
+    assert delivered(second) == [([3], 1, 4), ([6, 7, 8], 3, 5), ([9], 0, 1)]
+    assert len(first) == 3
+
+
+def test_batch_samplers_that_draw_and_have_no_length() -> None:
+    loaders = on_ranks(lambda: DataLoader(range(30), batch_sampler=Ragged(30)), 2)
+    epochs = [sum((sum(real(loader), []) for loader in loaders), []) for _ in range(2)]
+    assert all(sorted(epoch) == list(range(30)) for epoch in epochs) and epochs[0] != epochs[1]
+    with pytest.raises(TypeError):
+        len(loaders[0])
+
+
+def test_torchs_own_batch_sampler_given_by_hand() -> None:
+    def make() -> DataLoader:
+        return DataLoader(range(7), batch_sampler=BatchSampler(SequentialSampler(range(7)), 2, drop_last=False))
+
+    assert [real(loader) for loader in on_ranks(make, 2)] == [[[0, 1], [4, 5]], [[2, 3], [6]]]
+
+
+def test_endless_samplers() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[Any]:
+            return itertools.cycle(range(3))
+
+    (_, second) = on_ranks(lambda: DataLoader(range(3), batch_size=2, sampler=Endless()), 2)
+    assert delivered(second, 3) == [([2, 0], 2, 4), ([0, 1], 2, 4), ([1, 2], 2, 4)]
+
+
+def test_without_batches() -> None:
+    first, second = on_ranks(lambda: DataLoader(range(5), batch_size=None), 2)
+    assert delivered(first) == [(0, 1, 2), (2, 1, 2), (4, 1, 1)]
+    assert delivered(second) == [(1, 1, 2), (3, 1, 2), (4, 0, 1)]
+    assert len(second) == 3
+
+
+def test_a_loader_that_is_sharded_already_is_left_alone() -> None:
+    for rank, right in enumerate([[[0, 2], [4, 6]], [[1, 3], [5, 7]]]):
+        sampler = DistributedSampler(range(8), 2, rank, shuffle=False)
+        with pytest.warns(UserWarning, match="sharded already"):
+            loader = prepare_loader(DataLoader(range(8), batch_size=2, sampler=sampler), rank, 2, [None])
+        assert delivered(loader) == [(batch, 2, 4) for batch in right]
+        loader.set_epoch(3)
+        assert sampler.epoch == 3
+
+
+class Split(IterableDataset):
+    """A stream that its workers share out."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(info.id if info else 0, self.rows, info.num_workers if info else 1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_streams_give_each_sample_once_and_every_rank_as_many_steps(ranks: int, workers: int) -> None:
+    loaders = on_ranks(lambda: DataLoader(Split(11), batch_size=2, num_workers=workers), ranks)
+    views = [delivered(loader) for loader in loaders]
+    assert sorted(row for view in views for batch, local, _ in view for row in batch[:local]) == list(range(11))
+    assert len({len(view) for view in views}) == 1
+    for step in zip(*views, strict=True):
+        assert {total for _, _, total in step} == {sum(local for _, local, _ in step)}
+
+
+def test_a_stream_without_length_metric_rows() -> None:
+    first, second = on_ranks(lambda: DataLoader(Stream(range(9)), batch_size=2), 2)
+    assert sorted(sum(real(first) + real(second), [])) == list(range(9))
+    with pytest.raises(TypeError):
+        len(first)
+
+
+def test_streams_of_different_shapes_and_lengths() -> None:
+    rows = [torch.ones(2), torch.ones(3), torch.ones(2), torch.ones(3)]
+    shapes = [[tuple(batch.shape) for batch in loader] for loader in on_ranks(lambda: DataLoader(Stream(rows)), 2)]
+    assert shapes == [[(1, 2), (1, 2)], [(1, 3), (1, 3)]]
+
+    class Sized(Split):
+        def __len__(self) -> int:
+            return self.rows
+
+    for rows_, batch, drop in [(11, 2, False), (11, 2, True), (12, 3, False), (1, 4, False)]:
+        for loader in on_ranks(lambda: DataLoader(Sized(rows_), batch_size=batch, drop_last=drop), 2):  # noqa: B023
+            assert len(loader) == len(list(loader))
+    first, second = on_ranks(lambda: DataLoader(Split(3), batch_size=None), 2)
+    assert (delivered(first), delivered(second)) == ([(0, 1, 2), (2, 1, 1)], [(1, 1, 2), (2, 0, 1)])
+
+
+def test_a_stream_that_is_split_by_rank_is_refused() -> None:
+    dataset = Split(3)
+    dataset._distributed = object()  # type: ignore[attr-defined]
+    with pytest.raises(NotImplementedError, match="unsplit"):
+        on_ranks(lambda: DataLoader(dataset), 2)
+
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Marked(DataLoader):
+    """A user's subclass: an attribute, a method, and batches that it changes and skips."""
+
+    def __init__(self, *args: Any, tag: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tag = tag
+
+    def __iter__(self) -> Iterator[Any]:
+        for count, batch in enumerate(super().__iter__()):
+            if count:
+                yield self.tag, batch.tolist()
+
+    def hello(self) -> str:
+        return self.tag
+
+
+@pytest.mark.parametrize("dataset", [Numbers(), Split(10)], ids=["map", "stream"])
+def test_it_is_the_users_own_class(dataset: Any) -> None:
+    user = Marked(dataset, batch_size=3, tag="t")
+    loader = prepare_loader(user, 0, 2, [None])
+    assert isinstance(loader, Marked) and type(loader).__name__ == "Marked" and loader.hello() == "t"
+    assert user_loader(loader) is user and prepare_loader(loader, 0, 2, [None]) is loader
+    assert not isinstance(user, Prepared) and type(user.batch_sampler) in (BatchSampler, type(None))
+    assert delivered(loader) == [(("t", [6, 7]), 2, 4)]
+    with pytest.raises(ValueError, match="batch_size"):
+        loader.batch_size = 5
+    assert list(user)[-1] == ("t", [9])
+
+
+def test_samplers_are_seen_through() -> None:
+    sampler = WeightedRandomSampler([1.0] * 4, 4)
+    loader = prepare_loader(DataLoader(range(4), batch_size=2, sampler=sampler), 0, 1, [None])
+    assert loader.sampler is sampler and loader.batch_sampler.batch_size == 2
+    stream = Split(4)
+    stream.name = "s"  # type: ignore[attr-defined]
+    assert prepare_loader(DataLoader(stream), 0, 1, [None]).dataset.name == "s"
+
+
+def test_where_an_iteration_is() -> None:
+    (loader,) = on_ranks(lambda: DataLoader(range(6), batch_size=2, shuffle=True), 1)
+    live, position = loader._nb.live, loader._nb.position
+    first = next(iter(loader)).tolist()  # a peek uses nothing up
+    assert live == [None] and next(iter(loader)).tolist() == first
+    for _ in loader:
+        assert len(live) == 2
+        break
+    assert live == [None] and position.epoch == 0
+    for count, _ in enumerate(loader, 1):
+        assert position.delivered == count
+        live[-1].position.used = True  # as backward does
+        if count == 2:
+            break
+    assert live == [None]
+    epoch_one = [batch.tolist() for batch in loader]  # left after training: the next loop is a new epoch
+    assert position.epoch == 2 and position.delivered == 0
+    loader.set_epoch(1)
+    assert [batch.tolist() for batch in loader] == epoch_one
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader:
+            1 / 0  # noqa: B018
+    assert live == [None]
+
+
+def test_two_iterations_at_once() -> None:
+    (loader,) = on_ranks(lambda: DataLoader(range(6), batch_size=2), 1)
+    assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=False)] == [([at, at + 1],) * 2 for at in (0, 2, 4)]
+    (outer,), (inner,) = (on_ranks(lambda: DataLoader(range(4), batch_size=2), 1) for _ in range(2))
+    inner._nb.live = outer._nb.live
+    for _ in outer:
+        for _ in inner:
+            assert outer._nb.live[-1].position is inner._nb.position
+        assert outer._nb.live[-1].position is outer._nb.position
+
+
+def test_a_loader_that_goes_through_its_data_twice() -> None:
+    class Twice(DataLoader):
+        def __iter__(self) -> Iterator[Any]:
+            yield from super().__iter__()
+            yield from super().__iter__()
+
+    loader = prepare_loader(Twice(range(3), batch_size=2), 0, 2, [None])
+    assert delivered(loader) == [([0, 1], 2, 3), ([0, 1], 2, 3)]

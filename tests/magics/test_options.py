@@ -1,0 +1,67 @@
+"""The options of `%%distributed`: every wrong one names itself, what it takes, and the closest right one."""
+
+from __future__ import annotations
+
+import pytest
+from nbdist.magics.options import OptionError, parse, parse_ranks
+
+
+def test_defaults() -> None:
+    options = parse("")
+    assert (options.n, options.gpus, options.cpus, options.only, options.output) == (None, None, None, None, "merged")
+
+
+@pytest.mark.parametrize("line", ["-n 4", "-n4", "-n=4"])
+def test_a_number_of_ranks(line: str) -> None:
+    assert parse(line).n == 4
+
+
+def test_all_of_them() -> None:
+    options = parse(
+        "--cpus 2 --ranks 0,2-3 --return model,losses --output rank0 --fresh --timeout 1.5 --env A=1 --env=B=x=y"
+    )
+    assert options.cpus == 2
+    assert options.running(4) == (0, 2, 3)
+    assert options.only == {"model", "losses"}
+    assert options.output == "rank0"
+    assert options.fresh
+    assert options.timeout == 1.5
+    assert options.env == {"A": "1", "B": "x=y"}
+
+
+def test_no_return_returns_nothing() -> None:
+    assert parse("--no-return").only == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--gpu 2", "did you mean --gpus"),
+        ("--tiemout 3", "did you mean --timeout"),
+        ("--xyz", "There are: -n"),
+        ("-n", "takes a number of ranks"),
+        ("-n zero", "takes a number of ranks"),
+        ("-n 0", "1 or more"),
+        ("--gpus -1", "1 or more"),
+        ("--output rank1", "did you mean rank0"),
+        ("--timeout soon", "takes seconds"),
+        ("--timeout -1", "takes seconds"),
+        ("--env A", "NAME=VALUE"),
+        ("--ranks 3-1", "like 0,2-3"),
+        ("--ranks all", "like 0,2-3"),
+        ("--return a.b", "names that may come back"),
+        ("--return a --no-return", "exclude each other"),
+        ("-n 2 --cpus 2", "exclude each other"),
+        ("-n 2 -n 3", "given twice"),
+        ("--fresh=yes", "takes nothing"),
+        ("--env 'A=1", "No closing quotation"),
+    ],
+)
+def test_what_is_wrong_is_said(line: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says.replace("(", r"\(")):
+        parse(line)
+
+
+def test_ranks_that_are_not_there() -> None:
+    with pytest.raises(OptionError, match="ranks 0 to 1; there is no rank 5"):
+        parse_ranks("0,5", 2)
