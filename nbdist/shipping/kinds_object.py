@@ -220,7 +220,22 @@ def slots_only(value: Any) -> bool:
 
 
 _CLASS_OWN = frozenset(
-    ["__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotate__", "__annotations_cache__", "__qualname__", "__slots__", "__abstractmethods__", "__classcell__"]
+    [
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__module__",
+        "_abc_impl",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__annotate_func__",
+        "__annotate__",
+        "__annotations_cache__",
+        "__qualname__",
+        "__slots__",
+        "__abstractmethods__",
+        "__classcell__",
+    ]
 )
 
 

@@ -22,7 +22,19 @@ _OPTIMIZED = 0x1  # inspect.CO_OPTIMIZED: functions have it, modules and class b
 
 # Every module has these of its own.
 _OWN = frozenset(
-    ["__annotations__", "__builtins__", "__cached__", "__class__", "__conditional_annotations__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"]
+    [
+        "__annotations__",
+        "__builtins__",
+        "__cached__",
+        "__class__",
+        "__conditional_annotations__",
+        "__doc__",
+        "__file__",
+        "__loader__",
+        "__name__",
+        "__package__",
+        "__spec__",
+    ]
 )
 # IPython turns `%timeit f(x)` and `!echo {name}` into calls of these with the text as a constant.
 _TEXT_CALLS = frozenset({"getoutput", "run_cell_magic", "run_line_magic", "system"})
