@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -111,7 +112,7 @@ def test_helpers_for_the_main_process() -> None:
     assert first["times"] < second["times"]
     assert (first["error"], second["error"]) == ("boom", "main process failed: boom")
     assert first["quick"] and second["quick"]
-    assert (first["exit"], second["exit"][0]) == (("SystemExit", "3"), "SystemExit")
+    assert (first["exit"], second["exit"]) == (("SystemExit", "3"), ("RuntimeError", "local main process failed: 3"))
     assert (first["decorated"], second["decorated"]) == ((0, None), (None, 1))
     assert first["apart"] == second["apart"]
     assert "rank 0 is in main process first" in first["apart"] and "rank 1 is in wait_for_everyone" in first["apart"]
@@ -180,14 +181,24 @@ accelerator.wait_for_everyone()
 def test_scripts(ranks: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"] if ranks else []
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment["OMP_NUM_THREADS"] = "1"
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script)], capture_output=True, text=True, timeout=60, env=environment, check=False
+    process = subprocess.Popen(
+        [sys.executable, *launcher, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    lines = sorted(line for line in done.stdout.splitlines() if line.startswith(("rank", "printed")))
+    try:
+        output, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the launcher's ranks too
+    assert process.returncode == 0, output
+    lines = sorted(line for line in output.splitlines() if line.startswith(("rank", "printed")))
     if ranks:
         right = [f"rank={rank}/2 cpu MULTI_CPU [1.0, 1.0, 1.0]" for rank in range(2)]
     else:

@@ -1,0 +1,314 @@
+"""The Accelerator as a training loop sees it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nbdist import Accelerator
+from nbdist.data.loader import Prepared
+from nbdist.shipping.exporters import exporter_of
+from nbdist.strategies.optimizer import PreparedOptimizer
+from nbdist.utils import DistributedDataParallelKwargs
+from tests.ranks import run_ranks
+from tests.training import linear_at_zero
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=1.0, **options)
+
+
+# ---------------------------------------------------------------------- arguments
+def test_arguments_that_are_not_there_are_named() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'mixed_persicion'; it has: device_placement, cpu, kwargs_handlers"):
+        Accelerator(mixed_persicion="bf16")
+    with pytest.raises(NotImplementedError, match="mixed_precision='bf16'.*not available"):
+        Accelerator(mixed_precision="bf16")
+    with pytest.raises(NotImplementedError, match="gradient_accumulation_steps=2"):
+        Accelerator(gradient_accumulation_steps=2)
+    with pytest.raises(TypeError, match="kwargs_handlers: dict is not known"):
+        Accelerator(kwargs_handlers=[{}])
+    Accelerator(mixed_precision="no", gradient_accumulation_steps=1, log_with=None)  # what happens anyway
+    Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+    assert "single: there is one process" in repr(Accelerator())
+
+
+def test_it_belongs_to_its_rank() -> None:
+    accelerator = Accelerator()
+    with pytest.raises(TypeError, match="belongs to its rank"):
+        pickle.dumps(accelerator)
+    exporter = exporter_of(Accelerator)
+    assert exporter is not None and exporter.stays
+
+
+# ---------------------------------------------------------------------- prepare
+def test_prepare_keeps_order_number_and_nesting() -> None:
+    accelerator, model, loader, other = Accelerator(), linear_at_zero(), DataLoader(range(3)), object()
+    optimizer = sgd(model)
+    one, two, three, four = accelerator.prepare(other, optimizer, model, loader)
+    assert one is other and isinstance(two, PreparedOptimizer) and three is model and isinstance(four, Prepared)
+    assert two.optimizer is optimizer and accelerator.prepare(model) is model
+    nested = accelerator.prepare({"loaders": [DataLoader(range(2)), DataLoader(range(2))], "n": (1, optimizer)})
+    assert all(isinstance(item, Prepared) for item in nested["loaders"]) and nested["n"][1].optimizer is optimizer
+    plain = {"a": [1, 2]}
+    assert accelerator.prepare(plain) is plain and accelerator.prepare() == ()
+    assert accelerator.prepare(two) is two and accelerator.prepare(four) is four
+    with pytest.raises(ValueError, match="2 entries for 1"):
+        accelerator.prepare(model, device_placement=[True, False])
+
+
+def test_unwrap_model_and_compile() -> None:
+    accelerator, model = Accelerator(), linear_at_zero()
+    assert accelerator.unwrap_model(accelerator.prepare(model)) is model
+    compiled = torch.compile(model)
+    assert accelerator.unwrap_model(compiled) is compiled
+    assert accelerator.unwrap_model(compiled, keep_torch_compile=False) is model
+
+
+# ---------------------------------------------------------------------- the optimizer
+def test_a_prepared_optimizer_is_an_optimizer() -> None:
+    model = nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    prepared = Accelerator().prepare(inner)
+    assert isinstance(prepared, torch.optim.Optimizer)
+    assert prepared.param_groups is inner.param_groups and prepared.state is inner.state
+    assert prepared.defaults is inner.defaults and "Prepared SGD" in repr(prepared)
+    called = []
+    prepared.register_step_post_hook(lambda *_: called.append(1))
+    model(torch.ones(1, 2)).sum().backward()
+    assert prepared.step() is None and called == [1]
+    assert prepared.step(lambda: torch.tensor(3.0)).item() == 3.0
+    prepared.zero_grad()
+    assert model.weight.grad is None
+    copied = prepared.state_dict()
+    prepared.param_groups[0]["lr"] = 0.1
+    prepared.load_state_dict(copied)
+    assert inner.param_groups[0]["lr"] == 0.5
+    prepared.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert len(inner.param_groups) == 2
+    with pytest.raises(TypeError, match="belongs to its rank"):
+        pickle.dumps(prepared)
+    exporter = exporter_of(PreparedOptimizer)
+    assert exporter is not None and exporter.unwrap is not None and exporter.unwrap(prepared) is inner
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["scheduler first", "optimizer first"])
+def test_schedulers_drive_a_prepared_optimizer(first: bool) -> None:
+    model = linear_at_zero()
+    optimizer: Any = sgd(model)
+    accelerator = Accelerator()
+    if not first:
+        optimizer = accelerator.prepare(optimizer)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 8)
+    if first:
+        optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+    rates = []
+    for _ in range(4):
+        accelerator.backward(-model(torch.ones(1, 1)).mean())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        rates.append(scheduler.get_last_lr()[0])
+    assert rates == [0.875, 0.75, 0.625, 0.5]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_step_boundary_costs_little() -> None:
+    class Nothing(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            pass
+
+    inner = Nothing([nn.Parameter(torch.ones(1))], {})
+    inner.step = lambda closure=None: None  # type: ignore[method-assign]
+    prepared = PreparedOptimizer(inner)
+
+    def cost(step: Any) -> float:
+        start = time.perf_counter()
+        for _ in range(20_000):
+            step()
+        return (time.perf_counter() - start) / 20_000
+
+    assert min(cost(prepared.step) for _ in range(7)) - min(cost(inner.step) for _ in range(7)) < 1e-6
+
+
+# ---------------------------------------------------------------------- backward
+def test_backward_in_one_process() -> None:
+    accelerator, model = Accelerator(), linear_at_zero()
+    rows = torch.full((3, 1), 2.0)
+
+    def gradient(weight: Any = None, dtype: torch.dtype = torch.float32, **options: Any) -> float:
+        model.zero_grad()
+        accelerator.backward(model(rows).mean().to(dtype), weight, **options)
+        return model.weight.grad.item()
+
+    assert gradient() == gradient(3) == gradient(0.5) == gradient(torch.tensor(7)) == 2.0
+    assert gradient(dtype=torch.bfloat16) == 2.0
+    assert gradient(0) == gradient(torch.tensor(0.0)) == 0.0
+    with pytest.raises(ValueError, match="weight is -1"):
+        gradient(-1)
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        gradient(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"one element.*\(3, 1\)"):
+        accelerator.backward(model(rows))
+    model.zero_grad()
+    loss = model(rows).mean()
+    accelerator.backward(loss, retain_graph=True)
+    accelerator.backward(loss)
+    assert model.weight.grad.item() == 4.0  # two calls add up
+    accelerator.backward(model(rows).sum(0))  # one element in a shape of its own
+    assert accelerator.sync_gradients and accelerator.clip_grad_norm_(model.parameters(), 1.0).item() == 10.0
+    assert model.weight.grad.item() == pytest.approx(1.0)
+
+
+def _gradients(rank: int, ranks: int) -> dict[str, Any]:
+    """Every way to weigh, with one row on rank 0 and three on rank 1."""
+    accelerator = Accelerator()
+    model = accelerator.prepare(linear_at_zero())
+    rows = torch.tensor([[1.0]]) if rank == 0 else torch.full((3, 1), 5.0)
+
+    def gradient(weight: Any = None, loss: Any = None, dtype: torch.dtype = torch.float32) -> float:
+        model.zero_grad()
+        accelerator.backward((model(rows).mean() if loss is None else loss).to(dtype), weight)
+        return model.module.weight.grad.item()
+
+    found = {
+        "rows": gradient(len(rows)),
+        "a tensor": gradient(torch.tensor(len(rows))),
+        "half": gradient(len(rows), dtype=torch.bfloat16),
+        "no weight": gradient(),
+        "one rank only": gradient(float(rank)),
+        "nobody": gradient(0),
+    }
+    generator = DataLoader([[1.0], [5.0], [6.0]], batch_size=1, collate_fn=torch.tensor)
+    by_step = []
+    for batch in accelerator.prepare(generator):
+        by_step.append(gradient(loss=model(batch).mean()))
+        by_step.append(gradient(weight=10 + rank, loss=model(batch).mean()))  # a stand-in counts 0 whatever is said
+    found["loader"] = by_step
+    model.zero_grad()
+    accelerator.backward(model(rows).mean(), len(rows))
+    found["norm"] = accelerator.clip_grad_norm_(model.parameters(), 2.0).item()
+    found["clipped"] = model.module.weight.grad.item()
+    return found
+
+
+@pytest.mark.ranks
+def test_ranks_with_unequal_rows_have_the_joint_gradient() -> None:
+    for found in run_ranks(_gradients, 2):
+        assert found["rows"] == found["a tensor"] == 4.0
+        assert found["half"] == pytest.approx(4.0, abs=1e-6)
+        assert (found["no weight"], found["one rank only"], found["nobody"]) == (3.0, 5.0, 0.0)
+        assert found["loader"] == pytest.approx([3.0, (1 * 10 + 5 * 11) / 21, 6.0, 6.0])
+        assert found["norm"] == 4.0 and found["clipped"] == pytest.approx(2.0, abs=1e-5)
+
+
+def _trained(rank: int, ranks: int, data: list[list[float]], batch: int) -> list[float]:
+    accelerator = Accelerator()
+    model = linear_at_zero()
+    wrapped, optimizer, loader = accelerator.prepare(model, sgd(model), DataLoader(torch.tensor(data), batch_size=batch))
+    weights = []
+    for rows in loader:
+        accelerator.backward(-wrapped(rows).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.append(model.weight.item())
+    return weights
+
+
+@pytest.mark.ranks
+def test_three_ones_over_two_ranks_are_two_steps() -> None:
+    assert run_ranks(_trained, 2, [[1.0]] * 3, 1) == [[1.0, 2.0]] * 2
+
+
+@pytest.mark.ranks
+def test_the_split_does_not_matter() -> None:
+    data = [[float(value)] for value in range(1, 9)]
+    assert run_ranks(_trained, 1, data, 8) == [[4.5]]
+    assert run_ranks(_trained, 2, data, 4) == [[4.5]] * 2
+
+
+# ---------------------------------------------------------------------- the ranks
+def _two_models(rank: int, ranks: int) -> tuple[list[float], Any]:
+    """A generator and its critic: one backward goes through both; and what the notebook gets of each wrapper."""
+    accelerator = Accelerator()
+    maker, critic = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    nn.init.constant_(maker.weight, 1.0)
+    nn.init.constant_(critic.weight, 2.0)
+    optimizers, models = accelerator.prepare([sgd(maker), sgd(critic)], [maker, critic])
+    rows = torch.full((1 + 2 * rank, 1), 1.0 + rank)  # 1 | 2 2 2: the mean is 7 / 4
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        accelerator.backward(models[1](models[0](rows)).mean(), len(rows))
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        accelerator.backward(models[1](models[0](rows).detach()).mean(), len(rows))
+    gradients = [maker.weight.grad.item(), critic.weight.grad.item()]
+    exporter = exporter_of(type(models[0]))
+    assert exporter is not None and exporter.unwrap is not None
+    return gradients, (exporter.unwrap(models[0]) is maker, accelerator.unwrap_model(models[1]) is critic)
+
+
+@pytest.mark.ranks
+def test_two_models_in_one_backward() -> None:
+    for gradients, own in run_ranks(_two_models, 2):
+        assert gradients == pytest.approx([3.5, (1.0 - 2 * 3.5) * 1.75]) and own == (True, True)
+
+
+def _talk(rank: int, ranks: int) -> dict[str, Any]:
+    accelerator = Accelerator()
+    printed = []
+    accelerator.on_main_process(lambda: printed.append(rank))()
+    accelerator.on_last_process(lambda: printed.append(10 + rank))()
+    found = {
+        "who": (accelerator.process_index, accelerator.num_processes, accelerator.is_main_process),
+        "type": str(accelerator.distributed_type),
+        "printed": printed,
+        "gathered": accelerator.gather(torch.arange(rank + 1)).tolist(),
+        "reduced": accelerator.reduce({"n": torch.tensor(rank + 1)})["n"].item(),
+        "padded": accelerator.pad_across_processes(torch.ones(rank + 1)).tolist(),
+    }
+    accelerator.wait_for_everyone()
+    try:
+        with accelerator.main_process_first():
+            if accelerator.is_main_process:
+                raise ValueError("no such file")
+    except Exception as error:
+        found["error"] = type(error).__name__, str(error)
+    return found
+
+
+@pytest.mark.ranks
+def test_talking() -> None:
+    first, second = run_ranks(_talk, 2)
+    assert (first["who"], second["who"]) == ((0, 2, True), (1, 2, False))
+    assert first["printed"] == [0] and second["printed"] == [11] and first["type"] == "MULTI_CPU"
+    assert first["gathered"] == second["gathered"] == [0, 0, 1] and first["reduced"] == second["reduced"] == 3
+    assert first["padded"] == [1.0, 0.0] and second["padded"] == [1.0, 1.0]
+    assert first["error"] == ("ValueError", "no such file")
+    assert second["error"] == ("RuntimeError", "main process failed: no such file")
+
+
+def test_print(capsys: pytest.CaptureFixture[str]) -> None:
+    Accelerator().print("a", 1, sep="-")
+    assert capsys.readouterr().out == "a-1\n"
+
+
+def test_importing_costs_little_over_torch() -> None:
+    code = (
+        "import time, torch.utils.data, torch.nn.parallel; start = time.perf_counter();"
+        "from nbdist import Accelerator; print(time.perf_counter() - start)"
+    )
+
+    def seconds() -> float:
+        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+    assert min(seconds() for _ in range(3)) < 0.1
