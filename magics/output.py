@@ -13,7 +13,7 @@ class NotebookScreen(MergedScreen):
     """Shows in the running cell's output area."""
 
     def __init__(self, shell: Any, mode: str, lead: int) -> None:
-        super().__init__(mode, lead, show=self._display)
+        super().__init__(mode, lead, write=_write, show=self._display)
         self._shell = shell
 
     def _display(self, message: dict[str, Any]) -> None:
@@ -29,6 +29,11 @@ class NotebookScreen(MergedScreen):
             transient=message["transient"],
             update=message["msg_type"] == "update_display_data",
         )
+
+
+def _write(stream: str, text: str) -> None:
+    """Without a flush: the kernel gathers what comes within 0.2 s into one message, as it does for an ordinary cell."""
+    (sys.stdout if stream == "stdout" else sys.stderr).write(text)
 
 
 class LateOutput:

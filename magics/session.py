@@ -17,6 +17,8 @@ from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
 
 RUNNER = "nbdist.magics.rank"
+# Constructing a DistributedDataParallel imports this: a second of work that every rank would do again.
+SLOW_TO_IMPORT = "torch._dynamo"
 
 
 class Session:
@@ -31,7 +33,7 @@ class Session:
         self._pid = os.getpid()
 
     def supervisor(self) -> client.Supervisor:
-        return client.supervisor(preload=[RUNNER])
+        return client.supervisor(preload=[RUNNER, SLOW_TO_IMPORT])
 
     def pool_for(self, options: Options, screen: Callable[[int], Screen]) -> Pool:
         """The pool that these options name; not started when it is new.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.launchers import stalls
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.shield import shielded
+from nbdist.launchers.stopping import in_step
 from nbdist.shipping import RankedValue
 
 if TYPE_CHECKING:
@@ -86,21 +87,11 @@ def _places(pool: Pool, run: CellRun) -> dict[int, dict[str, Any]]:
 
 
 def _needs_healing(run: CellRun) -> bool:
-    """Not when nothing was cut and every group stands at the same collective on every rank, with nothing in flight."""
+    """Not when nothing was cut and all groups are in step."""
     if run.stop is not None and run.stop.cut:
         return True
     told = [message for message in run.done.values() if message["ran"] is not None]
-    if not told:
-        return False
-    statuses = [message["status"] for message in told]
-    if len(told) < run.pool.size or any(status is None or not status["known"] for status in statuses):
-        return True
-    if any(status["point to point"] for status in statuses):
-        return True
-    first = statuses[0]["groups"]
-    return any(status["groups"] != first for status in statuses) or any(
-        begun != ended for begun, ended in first.values()
-    )
+    return bool(told) and (len(told) < run.pool.size or not in_step(told))
 
 
 def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) -> str:

@@ -1,6 +1,6 @@
 """The ladder by which a running cell is stopped: from asking at a step boundary to leaving a native call to itself.
 
-Each rung waits a little for the ranks to end the cell; the whole takes 1.8 s at most, whatever they are in. Nothing
+Each rung waits a little for the ranks to end the cell; the whole takes 1.6 s at most, whatever they are in. Nothing
 is killed here: a rank that is
 still in native code is left, and only replaced when the next cell needs it.
 """
@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbdist.shipping.link import Message
 from nbdist.shipping.wire import HARD_SIGNAL
 
 if TYPE_CHECKING:
     from nbdist.launchers.cell import CellRun
 
-WHOLE = 1.8  # seconds from the press until the cell is back
-AGREED = 1.0  # of these, for the ranks to meet at a step boundary
+WHOLE = 1.6  # seconds from the press until the cell is back
+AGREED = 0.8  # of these, for the ranks to meet at a step boundary
 AFTER_SIGNAL = 0.25
 AFTER_CUT = 0.2
 FOR_AN_ANSWER = 0.1
+
+
+def in_step(told: Sequence[Message]) -> bool:
+    """Every group stands at the same collective on every rank, with nothing in flight; `told`: their `done` messages."""
+    statuses = [message["status"] for message in told]
+    if any(status is None or not status["known"] or status["point to point"] for status in statuses):
+        return False
+    groups = [status["groups"] for status in statuses]
+    return all(one == groups[0] for one in groups) and all(begun == ended for begun, ended in groups[0].values())
 
 
 class Stop:
@@ -42,12 +53,9 @@ class Stop:
         self._start = time.monotonic()
 
     def apart(self) -> bool:
-        """The ranks may have ended at different steps: they had, or one of them had to be cut out of a collective."""
+        """The ranks may have ended at different steps: they had, or they stand at different collectives."""
         told = [message for message in self.run.done.values() if message["ran"]]
-        if self.cut or len({message["steps"] for message in told}) > 1:
-            return True
-        statuses = [message["status"]["groups"] for message in told if message["status"] is not None]
-        return any(status != statuses[0] for status in statuses)
+        return len({message["steps"] for message in told}) > 1 or not in_step(told)
 
     def _left(self) -> float:
         return WHOLE - (time.monotonic() - self._start)
