@@ -22,12 +22,14 @@ from nbdist.shipping.message import (
     FrameFailed,
     Packed,
     TooLarge,
+    binding_order,
     decode,
 )
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
 
 _LIMIT = 4 << 30
+PLACEHOLDER = object()  # bound to a name that the cell deletes and this rank does not have
 
 
 class Away:
@@ -48,7 +50,7 @@ class Away:
         self._provisional_cell: int | None = None
         self._pins: dict[str, Any] = {}
         self._extra: Any = None
-        self._running = False
+        self._deletes: list[str] = []
         self._before: dict[str, Any] = {}
         self._hidden: dict[str, Any] = {}
         self._reads: list[str] = []
@@ -59,7 +61,7 @@ class Away:
     # -- notebook -> rank
 
     def receive(self, head: bytes, files: list[int]) -> Any:
-        """Decode a parcel and return its `extra`. Nothing is bound or changed before `commit`.
+        """Decode a parcel, bind its names and return its `extra`. No object is changed before `commit`.
 
         Raises:
             CannotReceive: something in it cannot be decoded here.
@@ -89,7 +91,7 @@ class Away:
         return extra
 
     def commit(self) -> None:
-        """Every rank has decoded the parcel: bind its names and write its changes.
+        """Every rank has decoded the parcel: its names stay bound, and its changes are written.
 
         Raises:
             CannotReceive: a change cannot be written into this rank's object (memory that is mapped cannot grow, for example).
@@ -98,7 +100,7 @@ class Away:
             return
         (envelope, received), self._arrived = self._arrived, None
         table = self._table
-        self._settle(envelope["settle"])
+        self._settle(envelope["settle"], {key for sort, key, _ in received.values if sort == BIND})
         _raise_hook_counter(envelope["hooks"])
         self._cell = envelope["cell"]
         touched = []
@@ -113,11 +115,7 @@ class Away:
                 except Exception as error:
                     raise CannotReceive("", f"a change cannot be made here: {reason_of(error)}") from error
                 touched.append(key)
-        for sort, key, content in received.values:
-            if sort == BIND:
-                self.namespace[key] = content
-        for name in envelope["places"]:
-            self.namespace.setdefault(name, None)
+        self._deletes = envelope["deletes"]
         if self._tracks:
             table.refresh(touched, received.digests)
         else:
@@ -126,10 +124,12 @@ class Away:
 
     def rollback(self) -> None:
         """Another rank could not decode the parcel: everything is as before."""
+        if self._arrived is not None:
+            self._arrived[1].unbind(self.namespace)
         self._arrived = None
         self._extra = None
 
-    def _settle(self, settle: dict[str, Any]) -> None:
+    def _settle(self, settle: dict[str, Any], bound: set[str]) -> None:
         """Act on what the notebook has found out about the last return."""
         if settle["confirm"] == self._provisional_cell:
             for group in settle["reject"].get(self.rank, ()):
@@ -143,7 +143,8 @@ class Away:
         for token in settle["drop"]:
             self._table.drop(token)
         for name in settle["unbind"]:
-            self.namespace.pop(name, None)
+            if name not in bound:
+                self.namespace.pop(name, None)
         for key in settle.get("unpin", ()):
             self._pins.pop(key, None)
 
@@ -171,8 +172,10 @@ class Away:
         self._stores = frozenset(stores)
         kept = set(self._reads)
         self._hidden = {name: self.namespace.pop(name) for name in self._stores - kept if name in self.namespace}
+        # `del x` needs something to delete, and must be seen afterwards.
+        for name in self._deletes:
+            self.namespace.setdefault(name, PLACEHOLDER)
         self._before = dict(self.namespace)
-        self._running = True
         if lead is None:
             lead = self.rank == 0
         if lead and not self._tracks:
@@ -210,6 +213,9 @@ class Away:
             extra: travels in the same graph.
         """
         namespace, before = self.namespace, self._before
+        for name in [name for name in self._deletes if namespace.get(name) is PLACEHOLDER]:
+            del namespace[name]
+            del before[name]
         assigned = sorted(
             name
             for name, value in namespace.items()
@@ -217,7 +223,8 @@ class Away:
         )
         deleted = [name for name in before if name not in namespace]
         for name, value in self._hidden.items():
-            namespace.setdefault(name, value)
+            if name not in deleted:
+                namespace.setdefault(name, value)
         reads = [name for name in self._reads if name in namespace and (name not in hide or name in assigned)]
         roots = [(name, namespace[name]) for name in sorted({*assigned, *reads})]
         # What the cell read and has bound anew, or deleted, may have been changed before.
@@ -238,7 +245,7 @@ class Away:
                 return self._give_all(assigned, deleted, roots, late, limit, only, dict(stay or {}), extra)
             return self._report(assigned, deleted, roots, ran)
         finally:
-            self._before, self._hidden, self._extra, self._running = {}, {}, None, False
+            self._before, self._hidden, self._extra, self._deletes = {}, {}, None, []
 
     def _report(self, assigned: list[str], deleted: list[str], roots: list[tuple[str, Any]], ran: bool) -> Parcel:
         table = self._table
@@ -348,7 +355,7 @@ class Away:
             return (self._cell, group, position)
 
         while True:
-            frames = [Frame(BIND, name, value) for name, value in binds.items()]
+            frames = [Frame(BIND, name, binds[name]) for name in binding_order(binds)]
             frames += [Frame(UPDATE, token, (node.kind.letter, change)) for token, (node, change) in updates.items()]
             if send_extra:
                 frames.append(Frame(EXTRA, None, extra))

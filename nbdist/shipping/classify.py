@@ -42,7 +42,7 @@ from nbdist.shipping.kinds import (
     Unwrapped,
 )
 from nbdist.shipping.kinds_memory import ArrayKind, GeneratorKind, TensorKind
-from nbdist.shipping.kinds_object import ClassKind, GetStateKind, ModuleKind, ObjectKind, OpaqueKind
+from nbdist.shipping.kinds_object import ClassKind, FrameKind, GetStateKind, ModuleKind, ObjectKind, OpaqueKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
 
@@ -63,6 +63,7 @@ _LIST, _DICT, _SET, _DEQUE, _BYTES = ListKind(), DictKind(), SetKind(), DequeKin
 _TUPLE, _FROZEN, _METHOD, _INSTANCE = TupleKind(), FrozenSetKind(), MethodKind(), InstanceKind()
 _FUNCTION, _CELL, _CLASS = FunctionKind(), CellKind(), ClassKind()
 _TENSOR, _ARRAY, _RANDOM, _OPAQUE, _STATE = TensorKind(), ArrayKind(), GeneratorKind(), OpaqueKind(), GetStateKind()
+_FRAME = FrameKind()
 _BULKY = frozenset({list, dict, set})
 
 KINDS: dict[str, Kind] = {
@@ -160,6 +161,8 @@ class Classifier:
             return _OPAQUE
         if issubclass(cls, int | float | str | bytes | complex) and _default_reduce(cls, object):
             return _INSTANCE
+        if cls.__module__.partition(".")[0] == "pandas":
+            return _FRAME
         torch = torch_if_loaded()
         if torch is not None and issubclass(cls, torch.nn.Module) and _module_state(cls, torch):
             return ModuleKind(strip)

@@ -16,7 +16,18 @@ from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot
 from nbdist.shipping.memory import Parcel
-from nbdist.shipping.message import BIND, EXTRA, UPDATE, Encoder, Frame, FrameFailed, Packed, changed, decode
+from nbdist.shipping.message import (
+    BIND,
+    EXTRA,
+    UPDATE,
+    Encoder,
+    Frame,
+    FrameFailed,
+    Packed,
+    binding_order,
+    changed,
+    decode,
+)
 from nbdist.shipping.ranks import Ranks
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
@@ -154,10 +165,12 @@ class Home:
             for plan in [common, *plans]:
                 _close(plan.packed.files)
             raise
-        places = [name for name in deletes if name in namespace and name not in names and name not in self._bound]
         header = {
-            "cell": self._cell + 1, "settle": self._settle, "hooks": _hook_counter(), "places": places,
-        }  # fmt: skip
+            "cell": self._cell + 1,
+            "settle": self._settle,
+            "hooks": _hook_counter(),
+            "deletes": [name for name in deletes if name in namespace],
+        }
         parcels = [
             (
                 plan.ranks,
@@ -218,8 +231,8 @@ class Home:
 
         while True:
             frames = []
-            for name, value in plan.binds.items():
-                frames.append(Frame(BIND, name, value))
+            for name in binding_order(plan.binds):
+                frames.append(Frame(BIND, name, plan.binds[name]))
             try:
                 for token, (node, old) in plan.updates.items():
                     frame = Frame(UPDATE, token, None)

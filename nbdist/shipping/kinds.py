@@ -165,7 +165,7 @@ def _put(target: dict[Any, Any], base: type, change: tuple[list[tuple[Any, Any]]
     if order is not None:
         pairs = [(key, dict.__getitem__(target, key)) for key in order if dict.__contains__(target, key)]
         seen = {key for key, _ in pairs}
-        pairs.extend((key, value) for key, value in dict.items(target) if key not in seen)
+        pairs.extend((key, value) for key, value in base.items(target) if key not in seen)  # type: ignore[attr-defined]
         base.clear(target)  # type: ignore[attr-defined]
         for key, value in pairs:
             base.__setitem__(target, key, value)  # type: ignore[attr-defined]
@@ -339,17 +339,20 @@ class DictKind(_Attributed):
         if type(value) is dict:
             return (), (*value, *value.values())
         extra = self.extra(value)
-        return tuple(extra), (*dict.keys(value), *dict.values(value), *extra.values())
+        base = self._base(value)
+        return tuple(extra), (*base.keys(value), *base.values(value), *extra.values())
 
     def shape(self, value: Any) -> Any:
-        keys = list(dict.keys(value))
+        keys = list(self._base(value).keys(value))
         return tuple(key if type(key) in (str, int) else type(key).__name__ for key in keys)
 
-    def _base(self, value: Any) -> type:
+    def _base(self, value: Any) -> type[dict[Any, Any]]:
+        # An OrderedDict keeps its order beside the dict that it is.
         return OrderedDict if isinstance(value, OrderedDict) else dict
 
     def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
-        now = dict(zip(dict.keys(value), dict.values(value), strict=True))
+        base = self._base(value)
+        now = dict(zip(base.keys(value), base.values(value), strict=True))
         extra = self.extra(value)
         if old is None or old[0] != self.letter:
             return True, list(now.items()), [], list(now), extra

@@ -154,7 +154,23 @@ class Twin:
         self.value, self.reduced = value, reduced
 
     def __reduce__(self) -> Any:
-        return self.reduced
+        # The pickler wants to see __newobj__ for the object itself only.
+        plain = _PLAIN_NEW.get(self.reduced[0])
+        return self.reduced if plain is None else (plain, *self.reduced[1:])
+
+
+def _new(cls: type, *arguments: Any) -> Any:
+    return cls.__new__(cls, *arguments)
+
+
+def _new_with_keywords(cls: type, arguments: Any, keywords: Any) -> Any:
+    return cls.__new__(cls, *arguments, **keywords)
+
+
+_PLAIN_NEW: dict[Any, Any] = {
+    copyreg.__newobj__: _new,  # type: ignore[attr-defined]
+    copyreg.__newobj_ex__: _new_with_keywords,  # type: ignore[attr-defined]
+}
 
 
 class OpaqueKind(Kind):
@@ -212,6 +228,13 @@ class OpaqueKind(Kind):
             put_attributes(value, (list(attributes_of(change).items()), [], None))
         else:
             raise CannotApply(f"a {type(value).__name__} cannot be changed in place", change)
+
+
+class FrameKind(OpaqueKind):
+    """pandas: one piece. Its blocks and indices change places among themselves, and views into them are not followed."""
+
+    def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
+        return ()
 
 
 def slots_only(value: Any) -> bool:

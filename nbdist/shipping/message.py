@@ -12,6 +12,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 from typing import Any
 
 from nbdist.shipping.classify import ATOMS
@@ -310,6 +311,11 @@ class Unpacked:
     new: list[tuple[Token, Any]]
     digests: dict[Token, Any]
     lost: list[Token]
+    undo: list[tuple[str, Any]] = field(default_factory=list)  # names bound while decoding, and what they were
+
+    def unbind(self, namespace: dict[str, Any]) -> None:
+        """Take back what decoding has bound."""
+        _restore(namespace, self.undo)
 
 
 class DecodeFailed(Exception):
@@ -321,7 +327,9 @@ class DecodeFailed(Exception):
 
 
 def decode(envelope: dict[str, Any], files: list[int], table: Table, side: Any, *, isolate: bool) -> Unpacked:
-    """Rebuild a message. Nothing that exists is changed.
+    """Rebuild a message. No object that exists is changed; names are bound as they come, and can be unbound again.
+
+    Names are bound at once because rebuilding an object may run code of the notebook (`__setstate__`) that reads them.
 
     Args:
         isolate: go on after a frame that fails, instead of raising.
@@ -344,14 +352,19 @@ def decode(envelope: dict[str, Any], files: list[int], table: Table, side: Any, 
         failed: list[tuple[str, Any, BaseException]] = []
         memo: dict[int, Any]
         current = spans[0]
+        undo: list[tuple[str, Any]] = []
         try:
             for current in spans:
-                values.append((current[0], current[1], unpacker.load()[1]))
+                content = unpacker.load()[1]
+                values.append((current[0], current[1], content))
+                if current[0] == BIND:
+                    _bind(table.namespace, current[1], content, undo)
             memo = unpacker.memo.copy() if envelope["new"] else {}
         except Exception as error:
+            _restore(table.namespace, undo)
             if not isolate:
                 raise DecodeFailed(current[0], current[1], error) from error
-            values, failed, memo = _decode_carefully(envelope, seeds)
+            values, failed, memo = _decode_carefully(envelope, seeds, table.namespace, undo)
         new, lost = [], []
         for index, token in envelope["new"]:
             value = memo.get(index, LOST)
@@ -359,13 +372,13 @@ def decode(envelope: dict[str, Any], files: list[int], table: Table, side: Any, 
                 lost.append(token)
             else:
                 new.append((token, value))
-        return Unpacked(values, failed, new, envelope["digests"], lost)
+        return Unpacked(values, failed, new, envelope["digests"], lost, undo)
     finally:
         memory.close()
 
 
 def _decode_carefully(
-    envelope: dict[str, Any], seeds: list[Any]
+    envelope: dict[str, Any], seeds: list[Any], namespace: dict[str, Any], undo: list[tuple[str, Any]]
 ) -> tuple[list[tuple[str, Any, Any]], list[tuple[str, Any, BaseException]], dict[int, Any]]:
     unpacker = _CarefulUnpacker(io.BytesIO(envelope["payload"]), seeds)
     values: list[tuple[str, Any, Any]] = []
@@ -375,12 +388,35 @@ def _decode_carefully(
         try:
             content = unpacker.frame(offset, mark)
             values.append((sort, key, content[1]))
+            if sort == BIND:
+                _bind(namespace, key, content[1], undo)
             good.update((index, value) for index, value in unpacker.memo.items() if index >= mark)
         except Exception as error:
             failed.append((sort, key, error))
             for index in [index for index in unpacker.memo if index >= mark]:
                 unpacker.memo[index] = LOST
     return values, failed, good
+
+
+def _bind(namespace: dict[str, Any], name: str, value: Any, undo: list[tuple[str, Any]]) -> None:
+    undo.append((name, namespace.get(name, MISSING)))
+    namespace[name] = value
+
+
+def _restore(namespace: dict[str, Any], undo: list[tuple[str, Any]]) -> None:
+    while undo:
+        name, value = undo.pop()
+        if value is MISSING:
+            namespace.pop(name, None)
+        else:
+            namespace[name] = value
+
+
+def binding_order(values: dict[str, Any]) -> list[str]:
+    """Names in the order in which they are sent: modules and functions first, since rebuilding an object may call them."""
+    late = [name for name, value in values.items() if not isinstance(value, ModuleType)]
+    first = [name for name, value in values.items() if isinstance(value, ModuleType)]
+    return first + sorted(late, key=lambda name: not isinstance(values[name], type | FunctionType))
 
 
 def _close(file: int) -> None:

@@ -78,7 +78,10 @@ class Packer(cloudpickle.Pickler):
         memory = self._memory(value, cls)
         if memory is not None:
             return memory
-        return super().reducer_override(value)
+        reduced = super().reducer_override(value)
+        if isinstance(value, type) and isinstance(reduced, tuple) and value.__dict__.get("__slots__"):
+            return _with_slots(value, reduced)
+        return reduced
 
     def _handle(self, value: RankedValue) -> Any:
         facts = handle_facts(value)
@@ -182,6 +185,19 @@ class Packer(cloudpickle.Pickler):
             own["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]
         state = (own, dict(function.__dict__), filled)
         return make_function, (function.__code__, scope, cells), state, None, None, set_function
+
+
+def _with_slots(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Have the slots made with the class: cloudpickle sets `__slots__` afterwards, and trips over private names."""
+    function, (constructor, name, bases, keywords, *rest), (attributes, slotted), *more = reduced
+    slots = cls.__slots__  # type: ignore[attr-defined]
+    keywords = {**keywords, "__slots__": slots if isinstance(slots, str) else tuple(slots)}
+    own = {
+        key: value
+        for key, value in attributes.items()
+        if key != "__slots__" and not isinstance(value, types.MemberDescriptorType)
+    }
+    return (function, (constructor, name, bases, keywords, *rest), (own, slotted), *more)
 
 
 class ModuleScope:

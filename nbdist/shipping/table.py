@@ -7,7 +7,8 @@ from typing import Any
 
 from nbdist.shipping.classify import Classifier
 from nbdist.shipping.kinds import MISSING, Snapshot
-from nbdist.shipping.walk import Walker, module_parts
+from nbdist.shipping.kinds_object import MODULE_PARTS
+from nbdist.shipping.walk import Walker
 
 Token = Any  # an int for what was born in the notebook, (cell, group, position) on a rank, ("part", token, attribute) in a module
 PART = "part"
@@ -57,18 +58,28 @@ class Table:
                 raise KeyError(token)
         return value
 
-    def _adopt_parts(self, module: Any) -> None:
-        """A part of a known module that is no longer empty: the other side has it as well, empty, and finds it by its attribute."""
+    def _adopt_parts(self, module: Any) -> list[Any]:
+        """Give tokens to parts of a known module that are no longer empty; return known parts that are empty now.
+
+        The other side has such a part as well, empty, and finds it by its attribute.
+        """
+        emptied = []
         base = self.tokens[id(module)]
-        for name, part in module_parts(module):
-            if id(part) in self.tokens:
+        own = module.__dict__
+        for name in MODULE_PARTS:
+            part = own.get(name)
+            if part is None:
                 continue
-            token = (PART, base, name)
-            old = self.snapshots.get(token)
-            kind = self.kinds.of(part)
-            if kind is not None:
-                empty: Snapshot = (kind.letter, *kind.snap(type(part)()))
-                self.put(token, part, old or empty)
+            if id(part) in self.tokens:
+                if not part:
+                    emptied.append(part)
+            elif part:
+                token = (PART, base, name)
+                old = self.snapshots.get(token)
+                kind = self.kinds.of(part)
+                if kind is not None:
+                    self.put(token, part, old or (kind.letter, *kind.snap(type(part)())))
+        return emptied
 
     def refresh(self, tokens: Iterable[Token], digests: dict[Token, Any] | None = None) -> None:
         """Take new snapshots of objects as they are now."""

@@ -45,14 +45,14 @@ class Walked:
 
 
 class Walker:
-    """Walks objects. `meet_module` is called for each module with a token; `old` gives a known object's snapshot."""
+    """Walks objects. `meet_module` is called for each module with a token, and returns further objects to visit."""
 
     def __init__(
         self,
         kinds: Classifier,
         namespace: dict[str, Any],
         token_of: Callable[[int], Any],
-        meet_module: Callable[[Any], None],
+        meet_module: Callable[[Any], list[Any]],
     ) -> None:
         self.kinds, self.namespace, self.token_of, self.meet_module = kinds, namespace, token_of, meet_module
 
@@ -119,9 +119,9 @@ class Walker:
                     after.extend(grown(node))
                 if found is not None and kind.letter == "F" and value.__globals__ is self.namespace:
                     stack.extend(found(globals_read(value.__code__)))
-                if token is not None and isinstance(kind, ModuleKind):
-                    self.meet_module(value)
                 children = kind.children(value, references)
+                if token is not None and isinstance(kind, ModuleKind):
+                    children = [*children, *self.meet_module(value)]
                 if isinstance(kind, SetKind) and place:
                     group = f"{group}{{}}"  # no order: a group of its own, which only this rank knows
             if not isinstance(children, tuple | list):
@@ -135,11 +135,3 @@ class Walker:
 MISSING_TYPE = object()
 LATE = "{}"
 
-
-def module_parts(module: Any) -> Iterable[tuple[str, Any]]:
-    """The parts of a module that are not empty, by attribute."""
-    own = module.__dict__
-    for name in MODULE_PARTS:
-        part = own.get(name)
-        if part:
-            yield name, part

@@ -302,14 +302,14 @@ TORCH = [
         "hook_on_a_module_without_hooks",
         "import torch, torch.nn as nn; hm=nn.Linear(2,2); calls=[]; hooks=hm._forward_hooks",
         "hd=hm.register_forward_hook(lambda m,i,o: calls.append('b')); hm(torch.ones(1,2))",
-        ["hm._forward_hooks is hooks and len(hooks)==1 and calls==['b']", "len(hooks)==0", "r==0"],
-        ("nb:hd.remove()", "r=len(hm._forward_hooks)"),
+        ["hm._forward_hooks is hooks and calls==['b'] and n==1", "len(hooks)==0", "r==0"],
+        ("nb:n=len(hooks); hd.remove()", "r=len(hm._forward_hooks)"),
     ),
     Case(
         "hook_from_the_notebook_after_shipping",
         "import torch, torch.nn as nn; hm=nn.Linear(2,2); calls=[]",
         "r=hm(torch.ones(1,2))",
-        ["calls==['n'] and shipped()==[]"],
+        ["calls==['n'] and shipped()==['calls']"],
         ("nb:hd=hm.register_forward_hook(lambda m,i,o: calls.append('n'))", "hm(torch.ones(1,2))"),
     ),
     Case(
