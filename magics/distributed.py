@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -146,8 +147,10 @@ class Distributed:
     def _explain(self, result: Result) -> None:
         """A NameError on the ranks for a name that the notebook has: say why the cell could not see it."""
         error = result.error
-        name = getattr(error, "name", None) if isinstance(error, NameError | KeyError) else None
-        if name is None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        name = None
+        if isinstance(error, NameError) and (match := re.search(r"name '(\w+)' is not defined", str(error))):
+            name = match[1]
+        elif isinstance(error, KeyError) and error.args:
             name = error.args[0]
         if not isinstance(name, str) or name not in self.shell.user_ns or error is None:
             return

@@ -312,7 +312,7 @@ class CellRun:
         notes = list(self.arrival.notes) if self.arrival is not None else []
         error = trouble
         if error is None and failure is not None and not interrupted:
-            error = failures.raisable(failure)
+            error = failures.raisable(failure, self.request.files)
         return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted)
 
     def accept(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import builtins
 import os
 import pickle
+import re
 import signal
 import time
 import types
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,9 @@ def read_black_box(fd: int) -> dict[str, Any]:
         "age": time.monotonic() - when if when else None,
         "fault": fault,
     }
+
+
+FrameFacts = tuple[str, int, str, int]  # file, line, function, the function's first line
 
 
 @dataclass
@@ -113,9 +118,9 @@ def _short(one: dict[str, Any]) -> str:
     return f"{one['type']}: {text}"[:200] if text else one["type"]
 
 
-def cell_line(frames: list[tuple[str, int, str]], cell_files: set[str]) -> int | None:
+def cell_line(frames: list[FrameFacts], cell_files: set[str]) -> int | None:
     """The line of the cell at which an exception left it."""
-    return next((line for file, line, _ in frames if file in cell_files), None)
+    return next((line for file, line, *_ in frames if file in cell_files), None)
 
 
 def how_it_ended(code: int | None) -> str:
@@ -131,20 +136,35 @@ def how_it_ended(code: int | None) -> str:
     return f"exited with code {code}"
 
 
-def lost(failure: Failure) -> RankLost:
+def lost(failure: Failure, cell_files: Collection[str] = ()) -> RankLost:
     """The exception for ranks whose process ended."""
-    parts = []
+    parts: list[str] = []
+    faults: list[str] = []
     for rank, (code, box) in sorted(failure.died.items()):
-        place = f" at cell line {box['line']}" if box.get("line") else ""
-        if place and (box.get("age") or 0) > 1.5:
+        fault, line = _of_fault(box.get("fault", ""), cell_files)
+        faults.append(fault)
+        line = line or box.get("line")
+        place = f" at cell line {line}" if line else ""
+        if place and not fault and (box.get("age") or 0) > 1.5:
             place += f" (last seen there {box['age']:.1f} s before it was read)"
         parts.append(f"rank {rank} {how_it_ended(code)}{place}")
     hint = ""
     if any(code == -signal.SIGKILL for code, _ in failure.died.values()):
         hint = ". A SIGKILL that you did not send is most often the machine out of memory"
-    fault = next((box["fault"] for _, box in failure.died.values() if box.get("fault")), "")
     text = "; ".join(parts) + hint + ". The next %%distributed cell starts fresh ranks."
-    return RankLost(text + (f"\n{fault.strip()}" if fault else ""))
+    told = next(filter(None, faults), "")
+    return RankLost(text + (f"\n{told}" if told else ""))
+
+
+def _of_fault(text: str, cell_files: Collection[str]) -> tuple[str, int | None]:
+    """faulthandler's text down to the cell's own frames, and the cell line in it."""
+    kept, line, last = [], None, 0
+    for number, one in enumerate(text.split("\n\nExtension modules")[0].splitlines()):
+        kept.append(one)
+        match = re.match(r'\s*File "(.*)", line (\d+) in ', one)
+        if match and match[1] in cell_files:
+            line, last = line or int(match[2]), number + 1
+    return "\n".join(kept[: last or None]).strip(), line
 
 
 def rebuild(told: dict[str, Any]) -> BaseException:
@@ -185,23 +205,38 @@ def stand_in(told: dict[str, Any]) -> BaseException:
         return RuntimeError(f"{told['type']}: {text}")
 
 
-def traceback_of(frames: list[tuple[str, int, str]]) -> types.TracebackType | None:
+def traceback_of(frames: list[FrameFacts]) -> types.TracebackType | None:
     """Real traceback objects for frames of another process, so that whatever prints tracebacks shows files, lines
     and functions as its own.
     """
     chain: types.TracebackType | None = None
-    for file, line, function in reversed(frames):
-        code = compile("\n" * (line - 1) + "raise _stand_in", file, "exec").replace(
-            co_name=function, co_qualname=function
-        )
-        try:
-            exec(code, {"_stand_in": ValueError()})
-        except ValueError as error:
-            last = error.__traceback__.tb_next if error.__traceback__ is not None else None
-            if last is None:
-                continue
+    for file, line, function, first in reversed(frames):
+        error = _raised_at(file, line, function, first)
+        last = error.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        if last is not None:
             chain = types.TracebackType(chain, last.tb_frame, last.tb_lasti, line)
     return chain
+
+
+def _raised_at(file: str, line: int, function: str, first: int) -> ValueError:
+    """An exception from a frame that looks like that of a function at this place: what prints source looks at its
+    first line too.
+    """
+    blank, inside = "\n" * (line - 1), "raise _stand_in"
+    if function == "<module>" or not 0 < first <= line:
+        code = compile(blank + inside, file, "exec").replace(co_name=function, co_qualname=function)
+    else:
+        text = "\n" * (first - 1) + "def _():" + "\n" * (line - first) + " " + inside
+        outer = compile(text, file, "exec")
+        inner = next(constant for constant in outer.co_consts if isinstance(constant, types.CodeType))
+        code = inner.replace(co_name=function, co_qualname=function)
+    try:
+        types.FunctionType(code, {"_stand_in": ValueError()})()
+    except ValueError as error:
+        return error
+    raise AssertionError("it was raised")
 
 
 def with_causes(error: BaseException, told: dict[str, Any]) -> BaseException:
@@ -218,12 +253,12 @@ def with_causes(error: BaseException, told: dict[str, Any]) -> BaseException:
     return error
 
 
-def raisable(failure: Failure) -> BaseException:
+def raisable(failure: Failure, cell_files: Collection[str] = ()) -> BaseException:
     """The exception that ends the cell here, with the traceback of the rank that failed first and a note on the
     others.
     """
     if failure.first is None:
-        error: BaseException = lost(failure)
+        error: BaseException = lost(failure, cell_files)
     else:
         error = with_causes(rebuild(failure.first), failure.first)
         error.__traceback__ = traceback_of(failure.first["frames"])

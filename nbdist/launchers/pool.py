@@ -21,7 +21,7 @@ from nbdist.launchers.client import Supervisor, SupervisorLost
 from nbdist.launchers.errors import NotOnTheRanks, StartFailed
 from nbdist.launchers.reader import Event, Reader
 from nbdist.launchers.shield import shielded
-from nbdist.shipping import Home, RankedValue
+from nbdist.shipping import Home, RankedValue, handle_facts
 from nbdist.shipping.link import Link, LinkClosed
 
 START_LIMIT = 60.0  # seconds for every rank to say that it is ready
@@ -328,7 +328,7 @@ class Pool:
         return [self.home.unpack(Parcel(answers[rank].blob, answers[rank].files)) for rank in ranks]
 
     def _fetch(self, handle: RankedValue, attributes: tuple[str, ...]) -> Any:
-        return self.peek(handle.name, [0], attributes)[0]
+        return self.peek(handle_facts(handle).name, [0], attributes)[0]
 
 
 def _memory_file() -> int:

@@ -1,5 +1,7 @@
-"""Imported by the fork server, and there only: what every rank then has without importing it. A module may have a `warm`
-function, called here, for what is slow the first time; it must leave no thread behind, since ranks are forked from here.
+"""Imported by the fork server, and there only: what every rank then has without importing it. A module may have a
+`warm`
+function, called here, for what is slow the first time; it must leave no thread behind, since ranks are forked from
+here.
 
 The server dies with its supervisor (Linux: PR_SET_PDEATHSIG), without any Python having to run.
 """

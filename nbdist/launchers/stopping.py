@@ -26,7 +26,9 @@ FOR_AN_ANSWER = 0.1
 
 
 def in_step(told: Sequence[Message]) -> bool:
-    """Every group stands at the same collective on every rank, with nothing in flight; `told`: their `done` messages."""
+    """Every group stands at the same collective on every rank, with nothing in flight; `told`: their `done`
+    messages.
+    """
     statuses = [message["status"] for message in told]
     if any(status is None or not status["known"] or status["point to point"] for status in statuses):
         return False

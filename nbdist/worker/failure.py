@@ -33,7 +33,10 @@ def _travels(error: BaseException) -> bytes | None:
 
 
 def _one(error: BaseException, is_cell_file: Callable[[str], bool]) -> dict[str, Any]:
-    frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(error.__traceback__)]
+    frames = [
+        (f.f_code.co_filename, line, f.f_code.co_name, f.f_code.co_firstlineno)
+        for f, line in traceback.walk_tb(error.__traceback__)
+    ]
     start = next((i for i, frame in enumerate(frames) if is_cell_file(frame[0])), None)
     kind = type(error)
     return {

@@ -235,7 +235,7 @@ class Rank:
         if trouble:
             print(f"nbdist: {trouble}", file=sys.stderr)
         self.runner.prepare(cell)
-        self.away.begin(cell["stores"], cell["reads"], lead=self.number == cell["lead"])
+        self.away.begin(cell["stores"], [*cell["reads"], *cell.get("inject", ())], lead=self.number == cell["lead"])
         value, told = None, None
         self.black_box.begin()
         try:
