@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nbdist.launchers import failures, stalls
-from nbdist.launchers.errors import CellTimeout, RanksWaitForEachOther
+from nbdist.launchers.errors import CellTimeout, NotTakenOver, RanksWaitForEachOther
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.reader import Event
 from nbdist.launchers.shield import shielded
 from nbdist.launchers.stopping import Stop
-from nbdist.shipping import Arrival, CannotShip, Parcel, Shipment
+from nbdist.shipping import Arrival, Parcel, Shipment
 from nbdist.shipping.link import Message
 
 GRACE_AFTER_FAILURE = 0.3  # seconds for the other ranks to fail by themselves, before they are interrupted
@@ -245,7 +245,7 @@ class CellRun:
                     self.done.setdefault(rank, _nothing_ran())
                 if refused:
                     rank = min(refused)
-                    return CannotShip(f"rank {rank} could not take over what the cell reads: {refused[rank]}")
+                    return NotTakenOver(f"rank {rank} could not take over what the cell reads: {refused[rank]}")
                 return None
             self.pool.send(everyone, "go", cell=self.number)
             self._commit(shipment)

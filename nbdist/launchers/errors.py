@@ -25,5 +25,13 @@ class RanksWaitForEachOther(RuntimeError):
     """Ranks wait in different collectives, or for a rank that has finished the cell: this cannot end by itself."""
 
 
+class NotTakenOver(RuntimeError):
+    """A rank could not decode what the cell reads (a module that it cannot import, for example). Nothing has run."""
+
+
+class CannotComeBack(TypeError):
+    """What a launched function returned cannot leave its rank."""
+
+
 class NotOnTheRanks(RuntimeError):
     """What the user asks for lives on ranks that are gone."""
