@@ -57,7 +57,7 @@ def capture(shell: Any, line: str, cell: str) -> CellSource:
 
 
 def _in_magics(tree: ast.AST, file: str, flags: int) -> list[tuple[set[str], set[str]]]:
-    found = []
+    found: list[tuple[set[str], set[str]]] = []
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue

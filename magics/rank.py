@@ -11,6 +11,7 @@ import asyncio
 import builtins
 import inspect
 import linecache
+import os
 import subprocess
 import sys
 from typing import Any
@@ -33,7 +34,7 @@ class RankDisplayPublisher(DisplayPublisher):
 
     output: Output
 
-    def publish(  # type: ignore[override]
+    def publish(
         self,
         data: Any,
         metadata: Any = None,
@@ -66,7 +67,7 @@ class RankShell(InteractiveShell):
         super().init_display_formatter()
         self.display_formatter.active_types = [*self.display_formatter.format_types]
 
-    def system(self, command: str) -> None:  # type: ignore[override]
+    def system(self, command: str) -> None:
         """`!command`: its output in order with Python's own, and a Stop ends it as in a terminal."""
         command = self.var_expand(command, depth=1)
         with subprocess.Popen(
@@ -74,7 +75,7 @@ class RankShell(InteractiveShell):
         ) as process:
             assert process.stdout is not None
             try:
-                while chunk := process.stdout.read1(65536):  # type: ignore[union-attr]
+                while chunk := os.read(process.stdout.fileno(), 65536):
                     sys.stdout.write(chunk.decode("utf-8", "replace"))
             except BaseException:
                 process.kill()
@@ -102,8 +103,8 @@ class CellRunner:
             setattr(sys, name, value)
         from IPython.display import display
 
-        builtins.get_ipython = lambda: self.shell  # type: ignore[attr-defined]
-        builtins.display = display  # type: ignore[attr-defined]
+        builtins.get_ipython = lambda: self.shell
+        builtins.display = display
 
     def prepare(self, cell: dict[str, Any]) -> None:
         values = {
@@ -132,7 +133,10 @@ class CellRunner:
 
     def _compile(self, source: str, file: str, flags: int) -> tuple[Any, Any]:
         tree = ast.parse(source, file)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last: ast.Expr | None = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = tree.body[-1]
+            del tree.body[-1]
         body = compile(tree, file, "exec", flags, dont_inherit=True)
         if last is None:
             return body, None

@@ -10,10 +10,11 @@ from typing import Any, overload
 from nbdist.config.detect import choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.cell import RETURN_LIMIT, Request, Screen, run_cell
+from nbdist.launchers.errors import CannotComeBack
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.screen import MODES, MergedScreen
 from nbdist.launchers.settling import settle
-from nbdist.shipping import CannotShip, RankedValue
+from nbdist.shipping import RankedValue
 from nbdist.shipping.wire import RESULT
 
 
@@ -105,7 +106,7 @@ def launch(
         values = [result.value, *(pool.peek(RESULT, range(1, size)) if size > 1 else ())]
         for rank, value in enumerate(values):
             if isinstance(value, RankedValue):
-                raise CannotShip(f"what {_name(function)} returned on rank {rank} cannot come back: {value!r}")
+                raise CannotComeBack(f"what {_name(function)} returned on rank {rank} cannot come back: {value!r}")
         return Values(values)
     finally:
         pool.end()

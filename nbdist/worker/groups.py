@@ -180,11 +180,11 @@ class Groups:
         cpu = torch.device("cpu")
         old = group._get_backend(cpu)
         self._old.append(old)
-        options = c10d.ProcessGroupGloo._Options()
+        options: Any = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = old.options._timeout
         options._devices = [c10d.ProcessGroupGloo.create_default_device()]
         options.group_name, options.global_ranks_in_group = name, old.options.global_ranks_in_group
-        made = [(cpu, c10d.ProcessGroupGloo(store, group_rank, group.size(), options))]
+        made: list[tuple[torch.device, Any]] = [(cpu, c10d.ProcessGroupGloo(store, group_rank, group.size(), options))]
         if self.device != "cpu":  # not run so far: no GPU where this was written
             cuda = torch.device("cuda")
             previous = group._get_backend(cuda)
@@ -211,7 +211,7 @@ class Groups:
         cpu = torch.device("cpu")
 
         def backend(key: str) -> Any:
-            options = c10d.ProcessGroupGloo._Options()
+            options: Any = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timedelta(seconds=5)
             options._devices = [c10d.ProcessGroupGloo.create_default_device()]
             options.group_name, options.global_ranks_in_group = "self test", [0]

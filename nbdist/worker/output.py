@@ -34,7 +34,7 @@ class RecordStream(io.TextIOBase):
         self._fd, self._kind, self._native = fd, kind, native
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return "<stdout>" if self._kind == OUT else "<stderr>"
 
     @property
@@ -93,16 +93,16 @@ class Output:
         os.dup2(nothing, 0)
         os.close(nothing)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.__stdin__ = sys.stdin  # type: ignore[misc, assignment]
-        sys.__stdout__ = open(1, "w", closefd=False, buffering=1)  # type: ignore[misc, assignment]  # noqa: SIM115
-        sys.__stderr__ = open(2, "w", closefd=False, buffering=1)  # type: ignore[misc, assignment]  # noqa: SIM115
-        self.stdout = RecordStream(records, OUT, sys.__stdout__)  # type: ignore[arg-type]
-        self.stderr = RecordStream(records, ERR, sys.__stderr__)  # type: ignore[arg-type]
+        sys.__stdin__ = sys.stdin
+        sys.__stdout__ = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
+        sys.__stderr__ = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+        self.stdout = RecordStream(records, OUT, sys.__stdout__)
+        self.stderr = RecordStream(records, ERR, sys.__stderr__)
         self.install()
 
     def install(self) -> None:
         """At the start of each cell: a cell may have put something else in their place."""
-        sys.stdout, sys.stderr = self.stdout, self.stderr  # type: ignore[assignment]
+        sys.stdout, sys.stderr = self.stdout, self.stderr
 
     def display(self, message: dict[str, Any]) -> None:
         """Send a display (data, metadata, transient ...) in as many pieces as it takes."""

@@ -21,4 +21,4 @@ def install() -> None:
         really(self, *args, **kwargs)
         ddp.track(self)
 
-    DistributedDataParallel.__init__ = tracked  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = tracked

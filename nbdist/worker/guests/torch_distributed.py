@@ -29,8 +29,8 @@ class DefaultGroup:
         name.
         """
         for module in (dist, registry):
-            module.init_process_group = self.init_process_group  # type: ignore[attr-defined]
-            module.destroy_process_group = self.destroy_process_group  # type: ignore[attr-defined]
+            module.init_process_group = self.init_process_group
+            module.destroy_process_group = self.destroy_process_group
 
     def adopt(self) -> None:
         """The group that is open now is the pool's."""
