@@ -103,8 +103,7 @@ class CellRunner:
             setattr(sys, name, value)
         from IPython.display import display
 
-        builtins.get_ipython = lambda: self.shell
-        builtins.display = display
+        vars(builtins).update(get_ipython=lambda: self.shell, display=display)
 
     def prepare(self, cell: dict[str, Any]) -> None:
         values = {

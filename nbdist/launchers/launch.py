@@ -76,7 +76,7 @@ def launch(
 
     Raises:
         What the first failing rank raised, with that rank's traceback; RankLost when one died; CannotShip before
-        anything started.
+        anything started; CannotComeBack when a value cannot leave its rank.
     """
     if output not in MODES:
         raise ValueError(f"output={output!r}: takes one of {', '.join(MODES)}")

@@ -93,11 +93,12 @@ class Output:
         os.dup2(nothing, 0)
         os.close(nothing)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.__stdin__ = sys.stdin
-        sys.__stdout__ = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
-        sys.__stderr__ = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
-        self.stdout = RecordStream(records, OUT, sys.__stdout__)
-        self.stderr = RecordStream(records, ERR, sys.__stderr__)
+        native_out = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
+        native_err = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+        vars(sys).update(__stdin__=sys.stdin, __stdout__=native_out, __stderr__=native_err)
+        self._native = (native_out, native_err)
+        self.stdout = RecordStream(records, OUT, native_out)
+        self.stderr = RecordStream(records, ERR, native_err)
         self.install()
 
     def install(self) -> None:
@@ -114,9 +115,8 @@ class Output:
 
     def finish(self, mark: bytes) -> None:
         """Everything written so far is in the pipes, and behind it the mark by which the notebook knows."""
-        for stream in (sys.__stdout__, sys.__stderr__):
-            if stream is not None:
-                stream.flush()
+        for stream in self._native:
+            stream.flush()
         self._libc.fflush(None)
         os.write(1, mark)
         os.write(2, mark)
