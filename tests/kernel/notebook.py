@@ -8,6 +8,8 @@ import re
 import signal
 import sys
 import time
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,7 @@ import psutil
 from jupyter_client.manager import KernelManager
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MARK = "NBDIST_TEST_NOTEBOOK"  # in the environment of everything that a notebook starts: finds it, whoever its parent is
 
 
 @dataclass
@@ -52,7 +55,9 @@ class Notebook:
     def __init__(self, env: dict[str, str] | None = None, cwd: str | None = None) -> None:
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
-        self.manager.start_kernel(env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, cwd=cwd)
+        self.mark = f"{_MARK}={uuid.uuid4().hex}"
+        marked = dict([self.mark.split("=")])
+        self.manager.start_kernel(env={**os.environ, "OMP_NUM_THREADS": "1", **marked, **(env or {})}, cwd=cwd)
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
@@ -70,34 +75,55 @@ class Notebook:
         self.client.stop_channels()
         if self.manager.is_alive():
             self.manager.shutdown_kernel(now=False)
-        left = wait_gone(below, 5.0)
+        left = wait_gone([*below, *self.marked()], 5.0)
         for process in left:
             process.kill()
+        self.manager.cleanup_resources()
         assert not left, f"left behind after the kernel's end: {[(p.pid, p.name()) for p in left]}"
 
     def start(self, code: str) -> str:
         """Begin a cell and do not wait; returns the id of its message."""
         return self.client.execute(code, allow_stdin=False)
 
-    def run(self, code: str, timeout: float = 60, stop_after: float | None = None) -> Cell:
+    def run(
+        self,
+        code: str,
+        timeout: float = 60,
+        stop_after: float | Sequence[float] | None = None,
+        stop_when: Callable[[Cell], bool] | None = None,
+    ) -> Cell:
         """Run one cell.
 
         Args:
-            stop_after: seconds after which the stop button is pressed; the cell's `stop_seconds` then tells how
-                long it took from there.
+            stop_after: seconds after which the stop button is pressed, or several, for an impatient user; the cell's
+                `stop_seconds` then tells how long it took from the first.
+            stop_when: those seconds count from the moment at which what the cell has shown meets this.
         """
         start = time.perf_counter()
-        return self.wait(self.start(code), timeout, stop_after, start)
+        return self.wait(self.start(code), timeout, stop_after, start, stop_when)
 
     def wait(
-        self, message_id: str, timeout: float = 60, stop_after: float | None = None, start: float | None = None
+        self,
+        message_id: str,
+        timeout: float = 60,
+        stop_after: float | Sequence[float] | None = None,
+        start: float | None = None,
+        stop_when: Callable[[Cell], bool] | None = None,
     ) -> Cell:
-        cell, start, pressed = Cell(), start or time.perf_counter(), None
+        cell, start = Cell(), start or time.perf_counter()
+        if stop_after is None:
+            stop_after = [] if stop_when is None else [0.0]
+        presses = sorted([stop_after] if isinstance(stop_after, int | float) else stop_after)
+        count_from = start if stop_when is None else None
+        pressed: float | None = None
         while True:
             now = time.perf_counter() - start
-            if stop_after is not None and pressed is None and now > stop_after:
+            if count_from is None and stop_when is not None and stop_when(cell):
+                count_from = time.perf_counter()
+            while presses and count_from is not None and time.perf_counter() - count_from > presses[0]:
+                presses.pop(0)
+                pressed = pressed or time.perf_counter()
                 self.manager.interrupt_kernel()
-                pressed = time.perf_counter()
             if now > timeout:
                 self.manager.interrupt_kernel()
                 raise TimeoutError(f"still running after {timeout} s; so far: {cell.text[-2000:]}")
@@ -152,6 +178,16 @@ class Notebook:
         assert cell.error is None, cell.text
         return cell
 
+    def ranks(self, code: str, options: str = "-n 2", timeout: float = 60) -> Cell:
+        """Run a cell on ranks; it must not fail."""
+        return self.ok(f"%%distributed {options}\n{code}", timeout)
+
+    def fails(self, code: str, options: str = "-n 2", timeout: float = 60) -> Cell:
+        """Run a cell on ranks that must end with an error."""
+        cell = self.run(f"%%distributed {options}\n{code}", timeout)
+        assert cell.status == "error", f"no error: {cell.text}"
+        return cell
+
     def value(self, expression: str) -> Any:
         """The value of an expression in the notebook, through its repr."""
         import ast
@@ -166,7 +202,20 @@ class Notebook:
         except psutil.NoSuchProcess:
             return []
 
+    def marked(self) -> list[psutil.Process]:
+        """Everything alive that this notebook has started, also what now belongs to another parent."""
+        found, mark = [], self.mark.encode()
+        for process in psutil.process_iter():
+            try:
+                with open(f"/proc/{process.pid}/environ", "rb") as file:
+                    if mark in file.read() and process.pid != self.pid:
+                        found.append(process)
+            except OSError:
+                continue
+        return found
+
     def kill(self) -> None:
+        """SIGKILL to the kernel alone."""
         os.kill(self.pid, signal.SIGKILL)
         self.manager.provisioner.process.wait()
 
