@@ -6,6 +6,7 @@ import re
 import sys
 from typing import Any
 
+from IPython.core.magic import output_can_be_silenced
 from nbdist.magics import commands
 from nbdist.magics.capture import CellSource, capture
 from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
@@ -46,6 +47,7 @@ class Distributed:
         except (OptionError, NotOnTheRanks, StartFailed, SupervisorLost, NameError) as error:
             raise_plain(error)
 
+    @output_can_be_silenced  # type: ignore[untyped-decorator]
     def cell(self, line: str, cell: str) -> Any:
         """`%%distributed [-n N | --gpus N | --cpus N] [options]`: run this cell on N ranks.
 
@@ -84,6 +86,8 @@ class Distributed:
             ValueError,
         ) as error:
             raise_plain(error)
+        except KeyboardInterrupt:
+            raise_plain(KeyboardInterrupt("stopped before the cell started"))
         return self._finish(result, screen)
 
     def _prepare(self, options: Options, source: CellSource) -> tuple[Pool, Request, NotebookScreen]:
