@@ -12,7 +12,7 @@ from nbdist.launchers import failures, stalls
 from nbdist.launchers.errors import CellTimeout, NotTakenOver, RanksWaitForEachOther
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.reader import Event
-from nbdist.launchers.shield import shielded
+from nbdist.launchers.shield import on_press
 from nbdist.launchers.stopping import Stop
 from nbdist.shipping import Arrival, Parcel, Shipment
 from nbdist.shipping.link import Message
@@ -100,7 +100,9 @@ class CellRun:
         self.answers: dict[int, dict[int, Any]] = {}
         self.stop: Stop | None = None
         self.arrival: Arrival | None = None
-        self.sent = self.committed = False
+        self.committed = False
+        self.presses = 0  # of the stop button
+        self.stoppable = True
         self.accepted = False
 
     # ---------------------------------------------------------------- what has happened
@@ -128,6 +130,10 @@ class CellRun:
             self.marks[event.rank] = self.marks.get(event.rank, 0) + 1
         elif event.what == "dropped":
             self.screen.notice(f"{event.value / 1e6:.1f} MB of output were dropped here: more than can be shown")
+        elif event.what == "pressed":
+            if self.stoppable:
+                self.stoppable = False
+                raise KeyboardInterrupt
         elif event.what == "closed" and event.value == "control":
             self.died_at.setdefault(event.rank, time.monotonic())
 
@@ -182,21 +188,29 @@ class CellRun:
         interrupted, trouble = False, None
         pool.reader.listening, pool.busy = True, True
         try:
-            try:
-                with shielded():
+            with on_press(self._pressed):
+                try:
                     self._send(shipment)
-                    self.sent = True
-                trouble = self._wait_for_received(shipment)
-                if trouble is None:
-                    trouble = self._wait_for_done()
-            except KeyboardInterrupt:
-                interrupted = True
-            with shielded():
-                return self._end(shipment, interrupted, trouble)
+                    trouble = self._wait_for_received(shipment)
+                    if trouble is None:
+                        trouble = self._wait_for_done()
+                except KeyboardInterrupt:
+                    interrupted = True
+                self.stoppable = False
+                result = self._end(shipment, interrupted, trouble)
+            if self.presses and not result.interrupted:
+                result.interrupted = True  # it came when the cell had ended: Run All stops all the same
+            return result
         finally:
             pool.reader.listening, pool.busy = False, False
             pool.cells += 1
             pool.last_used = time.monotonic()
+
+    def _pressed(self) -> None:
+        """The stop button, in a signal handler: the queue's put may be called there, and wakes `pump`."""
+        self.presses += 1
+        if self.pool.reader is not None:
+            self.pool.reader.events.put(Event(-1, "pressed"))
 
     def _send(self, shipment: Shipment) -> None:
         request, pool = self.request, self.pool
@@ -235,20 +249,19 @@ class CellRun:
             return None
         everyone = range(self.pool.size)
         self.pump(lambda: all(rank in self.received or rank not in self.pool.alive for rank in everyone), None)
-        with shielded():
-            refused = {rank: error for rank, error in self.received.items() if error is not None}
-            if refused or len(self.pool.alive) < self.pool.size:
-                self.pool.send(everyone, "cancel", cell=self.number)
-                self.pool.home.rollback(shipment)
-                self.received.clear()
-                for rank in everyone:  # nothing ran: there is nothing to wait for
-                    self.done.setdefault(rank, _nothing_ran())
-                if refused:
-                    rank = min(refused)
-                    return NotTakenOver(f"rank {rank} could not take over what the cell reads: {refused[rank]}")
-                return None
-            self.pool.send(everyone, "go", cell=self.number)
-            self._commit(shipment)
+        refused = {rank: error for rank, error in self.received.items() if error is not None}
+        if refused or len(self.pool.alive) < self.pool.size:
+            self.pool.send(everyone, "cancel", cell=self.number)
+            self.pool.home.rollback(shipment)
+            self.received.clear()
+            for rank in everyone:  # nothing ran: there is nothing to wait for
+                self.done.setdefault(rank, _nothing_ran())
+            if refused:
+                rank = min(refused)
+                return NotTakenOver(f"rank {rank} could not take over what the cell reads: {refused[rank]}")
+            return None
+        self.pool.send(everyone, "go", cell=self.number)
+        self._commit(shipment)
         return None
 
     def _wait_for_done(self) -> BaseException | None:
@@ -277,19 +290,17 @@ class CellRun:
         return None
 
     def _stop(self, agree: bool) -> None:
-        with shielded():
-            self.stop = Stop(self)
-            self.stop.descend(agree)
-            self.pump(lambda: not self._outstanding(), 0.0)
+        self.stoppable = False
+        self.stop = Stop(self)
+        self.stop.descend(agree)
+        self.pump(lambda: not self._outstanding(), 0.0)
 
     # ---------------------------------------------------------------- the end
 
     def _end(self, shipment: Shipment, interrupted: bool, trouble: BaseException | None) -> Result:
         pool = self.pool
         if interrupted:
-            if not self.sent:
-                pool.home.rollback(shipment)
-            elif not self.committed:
+            if not self.committed:
                 pool.send(range(pool.size), "cancel", cell=self.number)
                 pool.home.rollback(shipment)
                 for rank in range(pool.size):

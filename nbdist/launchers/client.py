@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbdist.launchers.processes import kill_descendants
+from nbdist.launchers.shield import shielded
+from nbdist.launchers.shield import shielded
 from nbdist.shipping.link import Link, LinkClosed, Message
 
 START_LIMIT = 120.0  # seconds until the supervisor must have imported torch; a cold disk is slow
@@ -59,12 +62,14 @@ class Supervisor:
         """Wait until the fork server is ready. Its fields: pid, server, port of the store."""
         with self._lock:
             if self._up is None:
-                self.link.sock.settimeout(START_LIMIT)
+                # Waiting may be interrupted, reading a message may not: the next one would begin in its middle.
+                if not select.select([self.link], [], [], START_LIMIT)[0]:
+                    raise SupervisorLost(self._last_words("did not start", f"nothing within {START_LIMIT:.0f} s"))
                 try:
-                    message = self.link.receive()
+                    with shielded():
+                        message = self.link.receive()
                 except LinkClosed as error:
                     raise SupervisorLost(self._last_words("did not start", error)) from None
-                self.link.sock.settimeout(None)
                 if message.fields.get("error"):
                     raise SupervisorLost(self._last_words("could not start", message["error"]))
                 self._up = message
@@ -79,8 +84,9 @@ class Supervisor:
         self.up()
         with self._lock:
             try:
-                self.link.send(kind, b"", files, **fields)
-                answer = self.link.receive().fields
+                with shielded():
+                    self.link.send(kind, b"", files, **fields)
+                    answer = self.link.receive().fields
             except LinkClosed as error:
                 raise SupervisorLost(self._last_words("has ended", error)) from None
         if "error" in answer:

@@ -98,8 +98,18 @@ class Pool:
         """
         self._forget()
         owner = self._owner = self._supervisor()
-        self.mark = b"\0nbdist" + secrets.token_hex(8).encode() + b"\n"
         port = owner.up()["port"]
+        try:
+            with shielded():
+                self._fork(owner, port)
+            self._wait_for_ready()
+        except BaseException:
+            with shielded():
+                self.end()
+            raise
+
+    def _fork(self, owner: Supervisor, port: int) -> None:
+        self.mark = b"\0nbdist" + secrets.token_hex(8).encode() + b"\n"
         around = surroundings()
         threads = threads_for(self.size)
         links, pipes, theirs, specs = [], [], [], []
@@ -143,7 +153,6 @@ class Pool:
         self.alive = set(range(self.size))
         self.reader = Reader(links, pipes, self.mark)
         self.reader.late = self._late
-        self._wait_for_ready()
 
     def _wait_for_ready(self) -> None:
         assert self.reader is not None
@@ -171,10 +180,6 @@ class Pool:
                     raise StartFailed(
                         f"rank {event.rank} ended while starting" + (f"; its last words: {last}" if last else "")
                     )
-        except BaseException:
-            with shielded():
-                self.end()
-            raise
         finally:
             if self.reader is not None:
                 self.reader.listening = False
@@ -190,6 +195,10 @@ class Pool:
 
     def _forget(self) -> None:
         self.kill(range(len(self.pids)))
+        if self._owner is not None and not self._owner.alive:  # nobody sweeps up what the ranks had started
+            for pid in self.pids:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
         if self.reader is not None:
             self.reader.end()
             self.reader = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.launchers import stalls
 from nbdist.launchers.pool import Pool
-from nbdist.launchers.shield import shielded
+from nbdist.launchers.shield import on_press, shielded
 from nbdist.launchers.stopping import in_step
 from nbdist.shipping import RankedValue
 
@@ -29,6 +29,14 @@ def settle(pool: Pool, screen: Screen, grace: float = NATIVE_GRACE) -> str:
     if not pool.started:
         pool.start()
         return "started"
+    if pool.unsettled is not None:
+        pool.unsettled.stoppable = True  # waiting for it may be given up
+        with on_press(pool.unsettled._pressed):
+            return _settle(pool, screen, grace)
+    return _settle(pool, screen, grace)
+
+
+def _settle(pool: Pool, screen: Screen, grace: float) -> str:
     _drain(pool, screen)
     run = pool.unsettled
     if len(pool.alive) < pool.size:
@@ -41,6 +49,7 @@ def settle(pool: Pool, screen: Screen, grace: float = NATIVE_GRACE) -> str:
     if not _wait_for_native(pool, run, screen, grace):
         return _replace(pool, screen, f"still busy after {grace:g} s: {stalls.tell(_places(pool, run))}")
     run.accept()  # results of a rank that finished late
+    run.stoppable = False
     pool.unsettled = None
     repair = any(message["repaired"] for message in run.done.values())
     heal = _needs_healing(run)

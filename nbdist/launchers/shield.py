@@ -1,31 +1,36 @@
-"""Keeping Ctrl-C (Jupyter's stop button) out of the few places that must not be left half done."""
+"""Ctrl-C (Jupyter's stop button) while we are at work: told at a place of our choosing, never in the middle of
+something.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def shielded() -> Iterator[None]:
-    """SIGINT that comes inside is raised as KeyboardInterrupt at the end. Only the main thread gets signals;
-    elsewhere this does nothing.
+def on_press(pressed: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGINT calls `pressed` and raises nothing. Only the main thread gets signals; elsewhere this does
+    nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[Any] = []
     previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
         return
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(frame))
+    signal.signal(signal.SIGINT, lambda number, frame: pressed())
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-        if came:
-            previous(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """SIGINT that comes inside is raised as KeyboardInterrupt at the end."""
+    came: list[bool] = []
+    with on_press(lambda: came.append(True)):
+        yield
+    if came:
+        raise KeyboardInterrupt
