@@ -80,6 +80,13 @@ class _Bytes(io.RawIOBase):
         return len(body)
 
 
+class _NoKeyboard(io.TextIOWrapper):
+    """Stands for sys.stdin: `input()` says what to do."""
+
+    def readline(self, size: int = -1, /) -> str:
+        raise EOFError("a rank has no keyboard: ask with input() in an ordinary cell, and use the answer here")
+
+
 class Output:
     """The three pipes of this rank."""
 
@@ -92,7 +99,7 @@ class Output:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdin = _NoKeyboard(open(0, "rb", closefd=False))  # noqa: SIM115
         native_out = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
         native_err = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
         vars(sys).update(__stdin__=sys.stdin, __stdout__=native_out, __stderr__=native_err)
