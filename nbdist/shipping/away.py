@@ -10,7 +10,7 @@ from typing import Any
 from nbdist.shipping.classify import KINDS
 from nbdist.shipping.errors import CannotReceive, StaysOnRank, in_words
 from nbdist.shipping.explain import path_to_trouble, reason_of
-from nbdist.shipping.kinds import MISSING, Snapshot, same
+from nbdist.shipping.kinds import MISSING, Snapshot, Stays, same
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import (
     BIND,
@@ -294,7 +294,13 @@ class Away:
             table.snapshots[token] = node.snapshot
         updates: dict[Token, tuple[Node, Any]] = {}
         notes: list[str] = []
-        paths = {id(value): name for name, value in roots}
+        paths: dict[int, str] = {}
+        for name, value in sorted(roots, key=lambda root: root[0] not in self._reads):
+            paths.setdefault(id(value), name)
+        for value in walked.stays:
+            kind = table.kinds.of(value)
+            reason = kind.reason if isinstance(kind, Stays) else ""
+            notes.append(f"{self._label(value, paths)} ({type(value).__name__}) was left as it was: {reason}")
         for key, node in walked.nodes.items():
             token = table.tokens.get(key)
             if token is None or same(table.snapshots[token], node.snapshot):
@@ -309,6 +315,10 @@ class Away:
         for name, reason in stay.items():
             if name in binds:
                 handles[name] = self._describe(name, binds.pop(name), reason)
+        for name in list(binds):
+            kind = table.kinds.of(binds[name])
+            if isinstance(kind, Stays):  # also when the notebook knows the object, from before it was sharded
+                handles[name] = self._describe(name, binds.pop(name), kind.reason)
         packed, send_extra = self._pack(binds, updates, walked, handles, notes, paths, extra, limit)
         for token, node in packed.born:
             table.put(token, node.value, node.snapshot)
@@ -457,7 +467,7 @@ class Away:
             return token if token is not None and isinstance(self._table.objects[token], type) else None
 
         try:
-            packed = self._encoder.encode([Frame(BIND, label, value)], {}, known, lambda key: None, limit)
+            packed = self._encoder.encode([Frame(EXTRA, None, value)], {}, known, lambda key: None, limit)
         except FrameFailed as failure:
             envelope["stays"] = {**facts, "reason": self._why(label, value, failure.error)}
         except TooLarge as failure:

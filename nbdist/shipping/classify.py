@@ -132,6 +132,8 @@ class Classifier:
             strip = exporter.strip
         if issubclass(cls, type):
             return _LOOK
+        if cls in (type(sys.stdout), type(sys.stderr)):
+            return None  # each process has its own
         memory = self._decide_memory(cls)
         if memory is not _LOOK:
             return memory

@@ -16,7 +16,7 @@ _PROCESS_BOUND = {
     "Thread": "a thread", "generator": "a live generator", "coroutine": "a coroutine", "async_generator": "a live generator",
     "socket": "a socket", "TextIOWrapper": "an open file", "BufferedReader": "an open file", "BufferedWriter": "an open file",
     "FileIO": "an open file", "Connection": "a connection", "Popen": "a running process", "frame": "a frame",
-    "traceback": "a traceback", "mmap": "a memory map", "module": "a module",
+    "traceback": "a traceback", "mmap": "a memory map",
 }  # fmt: skip
 
 
@@ -29,11 +29,11 @@ class Trouble:
 
     def what(self, error: BaseException) -> str:
         """`a lock, which cannot leave its process`."""
+        words = _PROCESS_BOUND.get(type(self.value).__name__)
+        if words is not None:
+            return f"{words}, which cannot leave its process"
         if isinstance(error, StaysOnRank):
             return f"{_article(type(self.value).__name__)}: {error}"
-        words = _PROCESS_BOUND.get(type(self.value).__name__)
-        if words is not None and words != "a module":
-            return f"{words}, which cannot leave its process"
         return f"{_article(type(self.value).__name__)}, which cannot be pickled ({reason_of(error)})"
 
 

@@ -90,6 +90,7 @@ _SHARDED = "its parameters are sharded over the ranks"
 register_exporter("torch.nn.modules.module.Module", strip=_foreign_forward)
 register_exporter("torch.nn.parallel.distributed.DistributedDataParallel", unwrap=_module_of)
 register_exporter("torch._dynamo.eval_frame.OptimizedModule", unwrap=_compiled_module)
+register_exporter("torch.distributed.fsdp.FSDPModule", stays=_SHARDED)
 register_exporter("torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule", stays=_SHARDED)
 register_exporter("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", stays=_SHARDED)
 register_exporter("torch.distributed.tensor._api.DTensor", stays=_SHARDED)

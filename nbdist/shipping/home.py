@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,9 @@ from nbdist.shipping.message import (
 from nbdist.shipping.ranks import Ranks
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
+
+QUICK = 0.003  # seconds that a walk after each notebook cell may take
+MUCH = 1 << 20  # bytes of one tensor or array worth looking for
 
 
 @dataclass
@@ -106,6 +110,7 @@ class Home:
         self._numbers = itertools.count()
         self._handles: list[RankedValue] = []
         self._cell = 0
+        self._walk_seconds = 0.0
         self._settle = _nothing_to_settle()
 
     # -- notebook -> ranks
@@ -147,7 +152,7 @@ class Home:
         common = _Plan((), binds, updates)
         plans: list[_Plan] = []
         try:
-            self._pack(common, walked, extra, hard, left_out, fresh, frozenset())
+            self._pack(common, walked, extra, hard, left_out, fresh, frozenset(), frozenset())
             groups: dict[Any, list[int]] = {}
             for rank in range(self.world_size):
                 groups.setdefault(self._ranks.differs(rank, names, walked, common), []).append(rank)
@@ -158,7 +163,8 @@ class Home:
                 plan = self._ranks.plan_for(ranks[0], names, namespace, walked, common)
                 plan.ranks = tuple(ranks)
                 plans.append(plan)
-                self._pack(plan, walked, extra, hard, left_out, fresh, self._ranks.lacking(ranks[0]))
+                behind = frozenset(self._ranks.stale[ranks[0]].keys() - plan.updates.keys())
+                self._pack(plan, walked, extra, hard, left_out, fresh, self._ranks.lacking(ranks[0]), behind)
             if None not in groups:
                 _close(common.packed.files)
         except BaseException:
@@ -213,6 +219,7 @@ class Home:
         left_out: dict[str, str],
         fresh: dict[int, Token],
         lacking: frozenset[Token],
+        untrusted: frozenset[Token],
     ) -> None:
         """Encode a plan, leaving out names that are not surely read and cannot be packed."""
         tokens = self._table.tokens
@@ -243,7 +250,7 @@ class Home:
                     frames.append(frame)
                 if extra is not None:
                     frames.append(Frame(EXTRA, None, extra))
-                plan.packed = self._encoder.encode(frames, walked.nodes, known, name_born)
+                plan.packed = self._encoder.encode(frames, walked.nodes, known, name_born, untrusted=untrusted)
                 self._add_digests(plan)
                 return
             except FrameFailed as failure:
@@ -464,25 +471,38 @@ class Home:
         self._settle = _nothing_to_settle()
 
     def prune(self) -> None:
-        """Drop what the notebook no longer holds; ranks are told with the next parcel. Cheap when no name has changed."""
+        """Drop what the notebook no longer holds; ranks are told with the next parcel. Cheap when nothing has changed."""
         namespace = self.namespace
         gone = [name for name, value in self._bound.items() if namespace.get(name, MISSING) is not value]
-        if not gone:
-            return
         for name in gone:
             del self._bound[name]
         self._settle["unbind"].extend(gone)
+        # A tensor taken out of a list leaves no trace among the names: look, as long as looking is quick.
+        if gone or (self._walk_seconds < QUICK and self._holds_much()):
+            self._sweep()
+
+    def _holds_much(self) -> bool:
+        return any(getattr(value, "nbytes", 0) >= MUCH for value in self._table.objects.values() if hasattr(value, "shape"))
+
+    def _sweep(self) -> None:
+        start = time.perf_counter()
         live = self._table.walker.walk([(name, value) for name, value in self._bound.items()], light=True)
-        dead = [token for token, value in self._table.objects.items() if id(value) not in live.nodes]
-        for token in dead:
-            self._table.drop(token)
+        dead = {token: value for token, value in self._table.objects.items() if id(value) not in live.nodes}
+        self._walk_seconds = time.perf_counter() - start
+        if not dead:
+            return
+        self._table.release(dead)
         self._settle["drop"].extend(dead)
-        self._ranks.dropped(dead)
-        self._handles = [handle for handle in self._handles if any(handle is v for v in self._bound.values())]
+        self._ranks.dropped(list(dead))
+        bound = {id(value) for value in self._bound.values()}
+        kept = [handle for handle in self._handles if id(handle) in bound or sys.getrefcount(handle) > 3]
+        unpinned = {handle_facts(handle).key for handle in self._handles} - {handle_facts(handle).key for handle in kept}
+        self._settle["unpin"].extend(unpinned)
+        self._handles = kept
 
 
 def _nothing_to_settle() -> dict[str, Any]:
-    return {"confirm": None, "reject": {}, "drop": [], "unbind": [], "pins": []}
+    return {"confirm": None, "reject": {}, "drop": [], "unbind": [], "pins": [], "unpin": []}
 
 
 def _digest(node: Node) -> Any:

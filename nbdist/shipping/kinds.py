@@ -368,7 +368,7 @@ class DictKind(_Attributed):
         return (*found, *removed, *(order or ()), *(extra or {}).values())
 
     def parts(self, change: Any) -> list[tuple[str, Any]] | None:
-        return [(f"[{key!r}]" if type(key) in (str, int) else "[...]", (key, value)) for key, value in change[1]]
+        return [(f"[{pair[0]!r}]" if type(pair[0]) in (str, int) else "[...]", pair) for pair in change[1]]
 
     def join(self, change: Any, parts: list[Any]) -> Any:
         kept = {id(part) for part in parts}

@@ -72,6 +72,15 @@ def digest_of(address: int, length: int) -> int:
     return xxhash.xxh3_64_intdigest(raw(address, length)) if length else 0
 
 
+class Content:
+    """Stands for the bytes of a known tensor or array in a change: they are to travel, although the other side has the object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class TensorKind(Kind):
     letter = "T"
 
@@ -117,7 +126,7 @@ class TensorKind(Kind):
         grad = value.grad if value.is_leaf else None
         content = None
         if old is None or old[0] != self.letter or old[1][:3] != new[1][:3] or old[1][4] != new[1][4]:
-            content = value.detach()
+            content = Content(value.detach())
         return content, value.requires_grad and value.is_leaf, grad, own
 
     def sent(self, change: Any) -> Iterable[Any]:
@@ -166,7 +175,7 @@ class ArrayKind(Kind):
     def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
         if value.dtype.hasobject:
             return value.shape, value.ravel().tolist(), value.flags.writeable
-        return value.view(), None, value.flags.writeable
+        return Content(value.view()), None, value.flags.writeable
 
     def sent(self, change: Any) -> Iterable[Any]:
         return change[1] or ()

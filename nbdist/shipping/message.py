@@ -10,17 +10,18 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from nbdist.shipping.classify import ATOMS
-from nbdist.shipping.kinds import MISSING, Through
+from nbdist.shipping.kinds import MISSING, Through, same
 from nbdist.shipping.memory import Incoming, Layout, Outgoing
 from nbdist.shipping.pickler import FIRST, MEMORY, NAMESPACE, SIDE, CellRef, Packer
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
+from nbdist.shipping.views import KnownMemory
 from nbdist.shipping.walk import Node
 
 BULKS, BIND, UPDATE, EXTRA = "bulk", "bind", "update", "extra"
@@ -96,6 +97,7 @@ class Encoder:
         known: Callable[[int], Token],
         name_born: Callable[[int], Token],
         limit: int | None = None,
+        untrusted: Container[Token] = (),
     ) -> Packed:
         """Pickle frames into one message.
 
@@ -104,6 +106,8 @@ class Encoder:
             nodes: the nodes that a walk met; only those get a token.
             known: the token under which the other side knows the object with this id, or None.
             name_born: a token for a node that it does not know.
+            limit: bytes that the message may take.
+            untrusted: tokens of objects whose content may differ there; new views of their memory are sent with their content.
 
         Raises:
             FrameFailed: this frame cannot be pickled.
@@ -112,7 +116,7 @@ class Encoder:
         """
         if not frames:
             return Packed()
-        packed, (memo, memory) = self._pickle(frames, nodes, known)
+        packed, (memo, memory) = self._pickle(frames, nodes, known, untrusted)
         if limit is not None and len(packed.payload) + memory.size() > limit:
             sizes = packed.sizes[-len(frames) :]
             largest = max(range(len(frames)), key=sizes.__getitem__)
@@ -135,13 +139,36 @@ class Encoder:
         return packed
 
     def _pickle(
-        self, frames: list[Frame], nodes: dict[int, Node], known: Callable[[int], Token]
+        self,
+        frames: list[Frame],
+        nodes: dict[int, Node],
+        known: Callable[[int], Token],
+        untrusted: Container[Token] = (),
     ) -> tuple[Packed, tuple[dict[int, tuple[int, Any]], Outgoing]]:
         seeds, bulks = self._reach(frames, nodes, known)
+        built: list[KnownMemory] = []
+
+        def equal(value: Any) -> bool:
+            key = id(value)
+            token = known(key)
+            if token in untrusted:
+                return False
+            if key in nodes:  # if it has changed, the change is in this message
+                return True
+            snapshot = self.table.snapshots.get(token)
+            return snapshot is not None and same(snapshot, self.table.snapshot(value))
+
+        def shared() -> KnownMemory:
+            if not built:  # only when something new with memory is sent
+                held = (value for key, value in self.table.held() if known(key) is not None)
+                built.append(KnownMemory(held, equal))
+            return built[0]
+
         while True:
             packed = Packed(seeds=list(seeds))
             memory, stream = Outgoing(), io.BytesIO()
             packer = Packer(stream, self.table.namespace, memory, self.side, self.table.kinds)
+            packer.known_memory, packer.known = shared, known
             start = {
                 id(self.table.namespace): (NAMESPACE, self.table.namespace),
                 id(memory): (MEMORY, memory),
@@ -413,10 +440,15 @@ def _restore(namespace: dict[str, Any], undo: list[tuple[str, Any]]) -> None:
 
 
 def binding_order(values: dict[str, Any]) -> list[str]:
-    """Names in the order in which they are sent: modules and functions first, since rebuilding an object may call them."""
-    late = [name for name, value in values.items() if not isinstance(value, ModuleType)]
-    first = [name for name, value in values.items() if isinstance(value, ModuleType)]
-    return first + sorted(late, key=lambda name: not isinstance(values[name], type | FunctionType))
+    """Names in the order in which they are sent: modules, values and functions first, since rebuilding an object may call them."""
+
+    def turn(name: str) -> int:
+        value = values[name]
+        if type(value) in ATOMS:
+            return 0
+        return 1 if isinstance(value, type | FunctionType) else 2
+
+    return sorted(values, key=turn)
 
 
 def _close(file: int) -> None:
@@ -427,8 +459,6 @@ def _close(file: int) -> None:
 
 def changed(table: Table, nodes: dict[int, Node]) -> Iterable[tuple[Token, Node]]:
     """The known nodes that are not as their snapshot says."""
-    from nbdist.shipping.kinds import same
-
     for key, node in nodes.items():
         token = table.tokens.get(key)
         if token is not None:

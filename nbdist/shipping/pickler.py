@@ -6,11 +6,12 @@ side itself. So what is rebuilt shares the rank's globals and segments without a
 
 from __future__ import annotations
 
-import copyreg
 import io
-import pickle
 import marshal
+import pickle
+import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -20,10 +21,11 @@ from nbdist.shipping.classify import Classifier, by_reference
 from nbdist.shipping.errors import StaysOnRank
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import Stays, Unwrapped
-from nbdist.shipping.kinds_memory import array_extent, freed, has_plain_memory, tensor_extent
+from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, tensor_extent
 from nbdist.shipping.kinds_object import ObjectKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing, raw
+from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
 
@@ -53,7 +55,8 @@ class Packer(cloudpickle.Pickler):
         self.namespace, self.outgoing, self.side, self.kinds = namespace, memory, side, kinds
         self.cells: dict[int, CellRef] = {}
         self.known_cells: set[int] = set()
-        self.size_hint = 0
+        self.known_memory: Callable[[], KnownMemory] | None = None
+        self.known: Callable[[int], Any] = lambda key: None
 
     def frame(self, content: Any) -> None:
         """Pickle without cloudpickle's wrapper, which turns a RecursionError into a PicklingError without the cause."""
@@ -66,6 +69,8 @@ class Packer(cloudpickle.Pickler):
             raise StaysOnRank(kind.reason)
         if isinstance(kind, Unwrapped):
             return _itself, (kind.unwrap(value),)
+        if cls is Content:
+            return self._memory(value.value, type(value.value), fresh=True) or (_itself, (value.value,))
         if cls is RankedValue:
             return self._handle(value)
         if isinstance(kind, ObjectKind):
@@ -78,6 +83,8 @@ class Packer(cloudpickle.Pickler):
         memory = self._memory(value, cls)
         if memory is not None:
             return memory
+        if isinstance(value, io.TextIOBase):
+            return self._stream(value)
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple) and value.__dict__.get("__slots__"):
             return _with_slots(value, reduced)
@@ -91,6 +98,15 @@ class Packer(cloudpickle.Pickler):
             raise StaysOnRank("it stays on the ranks of another pool")
         return _ranks_own, (self.side, facts.key, facts.name, facts.path)
 
+    def _stream(self, value: io.TextIOBase) -> Any:
+        """A rank's own stdout for the notebook's. cloudpickle would send the text of an open file, and the copy would not be the file."""
+        for name in ("stdout", "stderr"):
+            if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
+                return getattr, (sys, name)
+        if isinstance(value, io.StringIO):
+            return NotImplemented
+        raise StaysOnRank("an open file belongs to its process")
+
     def _object(self, value: Any, kind: ObjectKind) -> Any:
         if kind.strip is None or not kind.strip(value.__dict__):
             return NotImplemented
@@ -103,11 +119,12 @@ class Packer(cloudpickle.Pickler):
 
     # -- memory
 
-    def _memory(self, value: Any, cls: type) -> Any:
+    def _memory(self, value: Any, cls: type, fresh: bool = False) -> Any:
+        """How a tensor, storage or array travels; None for other types. `fresh`: not as a view of what is known."""
         torch = torch_if_loaded()
         if torch is not None:
             if issubclass(cls, torch.Tensor):
-                return self._tensor(value, cls, torch)
+                return self._tensor(value, cls, torch, fresh)
             if cls is torch.UntypedStorage:
                 if value.device.type != "cpu":
                     return None
@@ -121,11 +138,16 @@ class Packer(cloudpickle.Pickler):
                 return None
         numpy = numpy_if_loaded()
         if numpy is not None and cls is numpy.ndarray and not value.dtype.hasobject:
-            ref = self.outgoing.add(*array_extent(value), value)
+            extent = array_extent(value)
+            held = None if fresh else self._held(value, *extent)
+            if held is not None:
+                shape = (value.dtype, value.shape, value.strides, value.flags.writeable)
+                return make_array_view, (*held, extent[1], *shape)
+            ref = self.outgoing.add(*extent, value)
             return make_array, (self.outgoing, ref, value.dtype, value.shape, value.strides, value.flags.writeable)
         return None
 
-    def _tensor(self, value: Any, cls: type, torch: Any) -> Any:
+    def _tensor(self, value: Any, cls: type, torch: Any, fresh: bool) -> Any:
         if freed(value):
             raise StaysOnRank("its memory was taken away (a sharded parameter)")
         exact = cls is torch.Tensor or cls is torch.nn.Parameter
@@ -135,7 +157,13 @@ class Packer(cloudpickle.Pickler):
         state = (grad, own) if grad is not None or own else None
         setter = (None, None, set_tensor) if state is not None else ()
         if exact and has_plain_memory(value):
-            ref = self.outgoing.add(*tensor_extent(value), value, torch=True)
+            extent = tensor_extent(value)
+            held = None if fresh else self._held(value, *extent)
+            if held is not None:
+                form = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad and leaf)
+                view = (*held, extent[1], *form, cls is torch.nn.Parameter)
+                return (make_tensor_view, view, state, *setter) if state is not None else (make_tensor_view, view)
+            ref = self.outgoing.add(*extent, value, torch=True)
             arguments = (
                 self.outgoing, ref, value.dtype, tuple(value.shape), value.stride(),
                 value.requires_grad and leaf, cls is torch.nn.Parameter,
@@ -148,6 +176,12 @@ class Packer(cloudpickle.Pickler):
         if not leaf and exact:
             return _itself, (value.detach(),)
         return None
+
+    def _held(self, value: Any, address: int, length: int) -> tuple[Any, int] | None:
+        """The known object whose memory a new tensor or array looks at."""
+        if self.known_memory is None or self.known(id(value)) is not None:
+            return None
+        return self.known_memory().holder(address, length)
 
     # -- functions
 
@@ -211,8 +245,6 @@ class ModuleScope:
 
 
 def _module_scope(function: types.FunctionType) -> ModuleScope | None:
-    import sys
-
     name = function.__globals__.get("__name__")
     module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
     if module is None or module.__dict__ is not function.__globals__:
@@ -333,6 +365,3 @@ def digest_of_pickle(value: Any) -> int:
     for address, length, _ in memory.intervals:
         digest.update(raw(address, length))
     return digest.intdigest()
-
-
-__all__ = ["CellRef", "Packer", "copyreg", "digest_of_pickle"]

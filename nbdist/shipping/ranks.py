@@ -39,12 +39,12 @@ class Ranks:
         needs = (
             frozenset(name for name in unbound if name in names),
             frozenset(token for token in stale if token in tokens),
-            frozenset(token for token in common.packed.seeds if token in lacking),
+            frozenset(token for token in common.packed.seeds if token in lacking or token in stale),
             frozenset(token for token in common.updates if token in lacking),
         )
         if not any(needs):
             return None
-        return (*needs, frozenset(lacks), rank if needs[1] else -1)
+        return (*needs, frozenset(lacks), rank if needs[1] or needs[2] & stale.keys() else -1)
 
     def plan_for(self, rank: int, names: set[str], namespace: dict[str, Any], walked: Walked, common: _Plan) -> _Plan:
         """The plan for one rank that differs."""

@@ -12,6 +12,7 @@ from nbdist.shipping.walk import Walker
 
 Token = Any  # an int for what was born in the notebook, (cell, group, position) on a rank, ("part", token, attribute) in a module
 PART = "part"
+GONE = object()  # in a snapshot, for an object that the notebook has dropped
 
 
 class Table:
@@ -42,10 +43,24 @@ class Table:
             del self.tokens[id(value)]
         self.snapshots.pop(token, None)
 
+    def release(self, dead: dict[Token, Any]) -> None:
+        """Forget objects, and let go of them wherever a snapshot refers to them: it would keep their memory."""
+        gone = {id(value) for value in dead.values()}
+        for token in dead:
+            self.drop(token)
+        for token, (letter, scalars, references) in list(self.snapshots.items()):
+            if any(id(value) in gone for value in references):
+                kept = tuple(GONE if id(value) in gone else value for value in references)
+                self.snapshots[token] = (letter, scalars, kept)
+
     def clear(self) -> None:
         self.objects.clear()
         self.tokens.clear()
         self.snapshots.clear()
+
+    def held(self) -> Iterable[tuple[int, Any]]:
+        """(id, object) of all that has a token."""
+        return ((id(value), value) for value in self.objects.values())
 
     def find(self, token: Token) -> Any:
         """The object of a token; parts of modules are found through their module."""

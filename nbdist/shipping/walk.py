@@ -10,8 +10,8 @@ import xxhash
 
 from nbdist.shipping.classify import ATOMS, Classifier
 from nbdist.shipping.kinds import FrozenSetKind as _FrozenSetKind
-from nbdist.shipping.kinds import Kind, SetKind, Snapshot, Through
-from nbdist.shipping.kinds_object import MODULE_PARTS, ModuleKind
+from nbdist.shipping.kinds import Kind, SetKind, Snapshot, Stays, Through
+from nbdist.shipping.kinds_object import ModuleKind
 from nbdist.shipping.names import globals_read
 
 
@@ -31,6 +31,7 @@ class Walked:
         nodes: by id, in the order in which they were met.
         places: by id, the (group, position) at which a node was first met. A group is a root's label.
         held: what was walked through; held so that no address is used twice during a walk.
+        stays: known objects that may not leave their process any more.
         signs: for each group the facts that must be equal on two ranks for their nodes to correspond.
     """
 
@@ -38,6 +39,7 @@ class Walked:
     places: dict[int, tuple[str, int]] = field(default_factory=dict)
     held: dict[int, Any] = field(default_factory=dict)
     signs: dict[str, list[Any]] = field(default_factory=dict)
+    stays: list[Any] = field(default_factory=list)
 
     def signatures(self) -> dict[str, int]:
         """A hash for each group."""
@@ -102,6 +104,10 @@ class Walker:
                 continue
             if isinstance(kind, Through):
                 held[key] = value
+                if isinstance(kind, Stays):
+                    if self.token_of(key) is not None:
+                        walked.stays.append(value)
+                    continue
                 if place:
                     signs.setdefault(group, []).append((cls.__name__, kind.shape(value)))
                 children: Iterable[Any] = kind.children(value, ())
@@ -134,4 +140,3 @@ class Walker:
 
 MISSING_TYPE = object()
 LATE = "{}"
-

@@ -63,8 +63,8 @@ class Peer:
         if not dist.is_initialized():
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=self.rank, world_size=world)
 
-    def decode(self, files: list[int], head: bytes) -> Any:
-        return self.away.receive(head, files)
+    def decode(self, files: list[int], head: bytes) -> None:
+        self.extra = self.away.receive(head, files)
 
     def commit(self) -> None:
         self.away.commit()
@@ -80,9 +80,9 @@ class Peer:
             return traceback.format_exc()
         return None
 
-    def call(self, lead: bool) -> None:
-        function, arguments, keywords = self.away._extra
-        self.away.begin((), (), lead)
+    def call(self, reads: Any, lead: bool) -> None:
+        function, arguments, keywords = self.extra
+        self.away.begin((), reads, lead)
         self.result = function(*arguments, **keywords)
 
     def result_of(self) -> Any:

@@ -137,7 +137,7 @@ class Notebook:
         shipment = self.home.ship((), extra=(function, arguments, keywords))
         self.deliver(shipment)
         for remote in self.remotes:
-            remote.tell("call", remote.rank == 0)
+            remote.tell("call", shipment.names, remote.rank == 0)
         for remote in self.remotes:
             remote.answer()
         return self.collect(list(range(len(self.remotes))), 0, with_result=True).extra

@@ -1,0 +1,144 @@
+"""Memory: what is shared, what stays private, and that it is freed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+from nbdist.shipping import Home
+
+from .peers import Notebook
+
+
+def test_new_view_of_known_memory_shares_it_on_the_rank(nb: Notebook) -> None:
+    nb.here("import torch, numpy as np; t=torch.zeros(50000); a=np.zeros(50000)")
+    nb.cell("r=t[0].item()+a[0]")
+    nb.here("v=t[100:200]; w=a[::2]; n=t.numpy()")
+    nb.cell("v.fill_(3); w[1]=4; n[0]=5; r=(t[150].item(), a[2], t[0].item())")
+    assert nb["r"] == (3, 4, 5)
+    assert nb["t"][150] == 3 and nb["a"][2] == 4 and nb["n"][0] == 5 == nb["t"][0]
+
+
+def test_view_made_on_the_rank_shares_memory_in_the_notebook(nb: Notebook) -> None:
+    nb.here("import torch, numpy as np; t=torch.zeros(50000); a=np.zeros(500); d=torch.zeros(10)")
+    nb.cell("v=t[100:200]; w=a[::-1]; x=torch.from_numpy(a); y=d.numpy()")
+    nb.here("v.fill_(3); w[0]=4; x[0]=2; y[1]=7")
+    assert nb["t"][150] == 3 and nb["a"][-1] == 4 and nb["a"][0] == 2 and nb["d"][1] == 7
+
+
+def test_writes_of_a_rank_stay_its_own(nb: Notebook) -> None:
+    nb.here("import torch; t=torch.zeros(1<<18)")
+    nb.cell("r=t.sum().item()")
+    for remote in nb.remotes:
+        remote.ask("execute", "t[5]=rank+1")
+    assert [nb.on(rank, "t[5].item()") for rank in (0, 1)] == [1.0, 2.0] and nb["t"][5] == 0
+
+
+def test_unchanged_tensor_is_not_sent_again(nb: Notebook) -> None:
+    nb.here("import torch; t=torch.zeros(1<<20)")
+    nb.cell("r=t.sum().item()")
+    assert nb.size > 4 << 20
+    nb.cell("r=t.sum().item()")
+    assert nb.size < 2000 and nb.returned < 2000
+
+
+def test_deleted_name_is_freed_on_both_sides(nb: Notebook) -> None:
+    nb.here("import torch; t=torch.zeros(1<<20); keep=[1]")
+    nb.cell("keep.append(t.sum().item()); import weakref; wr=weakref.ref(t)")
+    here = weakref.ref(nb["t"])
+    nb.here("del t")
+    nb.home.prune()
+    gc.collect()
+    assert here() is None
+    nb.cell("keep.append(1)")
+    assert not nb.on(0, "'t' in globals()") and nb.on(0, "wr() is None")
+
+
+def test_element_dropped_from_a_list_is_freed_on_both_sides(nb: Notebook) -> None:
+    nb.here("import torch; ts=[torch.zeros(1<<20) for _ in range(3)]")
+    nb.cell("import weakref; wr=weakref.ref(ts[1]); r=len(ts)")
+    here = weakref.ref(nb["ts"][1])
+    nb.here("del ts[1]")
+    nb.home.prune()
+    gc.collect()
+    assert here() is None
+    nb.cell("r=len(ts)")
+    gc.collect()
+    assert nb["r"] == 2
+    for remote in nb.remotes:
+        remote.ask("execute", "import gc; gc.collect()")
+    assert nb.on(0, "wr() is None")
+
+
+def test_rebinding_many_times_does_not_grow_the_tables(nb: Notebook) -> None:
+    nb.here("x=[0]")
+    nb.cell("y=[x]")
+    for index in range(5):
+        nb.here(f"x=[[{index}], [1]]")
+        nb.cell("y=[x]")
+    tokens = [remote.ask("tokens") for remote in nb.remotes]
+    assert len(nb.home._table.objects) < 12 and max(tokens) < 16, tokens
+
+
+def test_memory_files_are_freed_when_unmapped(nb: Notebook) -> None:
+    def shared() -> int:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
+
+    before = shared()
+    nb.here("import torch; t=torch.ones(64<<18)")  # 64 MiB
+    nb.cell("r=t[0].item()")
+    assert shared() - before > 60 << 10
+    nb.here("del t")
+    nb.cell("r=1")
+    for remote in nb.remotes:
+        remote.ask("execute", "import gc; gc.collect()")
+    assert shared() - before < 8 << 10
+
+
+def test_many_large_tensors_need_few_descriptors(nb: Notebook) -> None:
+    nb.here("import torch; ts=[torch.ones(1<<15) for _ in range(400)]")
+    before = len(os.listdir("/proc/self/fd"))
+    nb.cell("r=sum(t[0].item() for t in ts); import os; fds=len(os.listdir('/proc/self/fd')); us=[t+1 for t in ts]")
+    assert nb["r"] == 400 and nb["fds"] < 60 and len(nb["us"]) == 400
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_importing_shipping_imports_neither_torch_nor_ipython() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, nbdist.shipping as s; ns={'x':[1]}; h=s.Home(ns,1); sh=h.ship(['x']); a=s.Away({},0);"
+        "a.receive(sh.parcels[0][1].head, []); a.commit(); h.commit(sh); a.begin([],['x']); a.namespace['x'].append(2);"
+        "h.accept(a.give(lead=True), {}); assert ns['x']==[1,2];"
+        "assert not {'torch','numpy','pandas','IPython'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_prune_without_changes_is_quick(nb: Notebook) -> None:
+    import time
+
+    nb.here("names=[f'n{i}' for i in range(10000)]")
+    for index in range(10000):
+        nb.ns[f"n{index}"] = index
+    shipment = nb.home.ship(set(nb["names"]))
+    nb.deliver(shipment)
+    start = time.perf_counter()
+    nb.home.prune()
+    assert time.perf_counter() - start < 0.02
+
+
+def test_home_keeps_nothing_after_forget() -> None:
+    class Thing:
+        pass
+
+    namespace = {"x": Thing()}
+    home = Home(namespace, 1)
+    home.commit(home.ship(["x"]))
+    gone = weakref.ref(namespace.pop("x"))
+    home.forget()
+    gc.collect()
+    assert gone() is None
