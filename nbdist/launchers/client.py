@@ -13,7 +13,6 @@ from typing import Any
 
 from nbdist.launchers.processes import kill_descendants
 from nbdist.launchers.shield import shielded
-from nbdist.launchers.shield import shielded
 from nbdist.shipping.link import Link, LinkClosed, Message
 
 START_LIMIT = 120.0  # seconds until the supervisor must have imported torch; a cold disk is slow

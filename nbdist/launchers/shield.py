@@ -28,9 +28,10 @@ def on_press(pressed: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """SIGINT that comes inside is raised as KeyboardInterrupt at the end."""
+    """SIGINT that comes inside is handled at the end: KeyboardInterrupt, or noted by another of these around it."""
     came: list[bool] = []
     with on_press(lambda: came.append(True)):
         yield
-    if came:
-        raise KeyboardInterrupt
+    handler = signal.getsignal(signal.SIGINT)
+    if came and callable(handler):
+        handler(signal.SIGINT, None)

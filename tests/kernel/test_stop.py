@@ -237,14 +237,12 @@ def test_stop_while_things_travel(four: Notebook) -> None:
 
 
 REPLACED = {
-    "c3 svd for long": "torch.linalg.svd(torch.randn(6000, 6000)) if rank == 1 else time.sleep(60)",
+    "c3 svd for long": "torch.linalg.svd(big) if rank == 1 else time.sleep(60)",
     "c4 a C call that holds the interpreter": """
 import itertools
 sum(itertools.repeat(1, 10**12)) if rank == 1 else time.sleep(60)
 """,
-    "d2 peers in all_reduce, one in svd": """
-dist.all_reduce(torch.ones(4)) if rank else torch.linalg.svd(torch.randn(6000, 6000))
-""",
+    "d2 peers in all_reduce, one in svd": "dist.all_reduce(torch.ones(4)) if rank else torch.linalg.svd(big)",
     "k6 our own signal ignored too": """
 for number in (signal.SIGINT, signal.SIGUSR1, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)):
     signal.signal(number, signal.SIG_IGN)
@@ -262,8 +260,8 @@ def test_ranks_are_replaced(four: Notebook, where: str) -> None:
     four.ok(f"import nbdist.launchers.settling\nnbdist.launchers.settling.settle.__defaults__ = ({grace},)")
     four.ok(magic(SETUP, RANKS))
     before = four.value("list(ranks['me'])")
-    code = KEPT.get(where) or REPLACED[where]
-    cell = four.run(magic(HERE + code, RANKS), stop_after=0.3, stop_when=all_here(RANKS))
+    code = "big = torch.randn(6000, 6000)\n" + HERE + REPLACED[where] + "\n"
+    cell = four.run(magic(code, RANKS, "--no-return"), stop_after=0.3, stop_when=all_here(RANKS))
     was_stopped(cell)
     cell = four.ok(magic("me = os.getpid()\nvalue = torch.ones(1)\ndist.all_reduce(value)\nprint(value.item())", RANKS))
     assert "4.0" in cell.stdout
@@ -287,5 +285,6 @@ def test_stop_while_ranks_start(four: Notebook) -> None:
         rank = next(process for process in four.processes() if process.pid in pids)
         end = time.monotonic() + 5
         while {sibling.pid for sibling in rank.parent().children()} != set(pids):
-            assert time.monotonic() < end, "ranks of a start that was stopped live on"
+            others = [process for process in rank.parent().children() if process.pid not in pids]
+            assert time.monotonic() < end, f"processes of a start that was stopped live on: {others}"
             time.sleep(0.05)
