@@ -36,35 +36,35 @@ def _write(stream: str, text: str) -> None:
     (sys.stdout if stream == "stdout" else sys.stderr).write(text)
 
 
-class LateOutput:
-    """Text that a rank writes when no cell is running lands under the cell that ran last: it is sent with that
-    cell's message as its parent.
+class LateOutput(MergedScreen):
+    """What a rank writes when no cell is running lands under the cell that ran last: it is sent with that cell's
+    message as its parent.
 
     A plain print from a thread would land in whatever cell is running now (ipykernel 7).
     """
 
     def __init__(self, shell: Any, mode: str, lead: int) -> None:
-        self._shell, self._mode, self._lead = shell, mode, lead
+        super().__init__(mode, lead, write=self._text, show=self._display)
+        self._shell = shell
         get_parent = getattr(shell, "get_parent", None)
         self._parent = get_parent() if get_parent is not None else None
 
     def __call__(self, event: Event) -> None:
-        if self._mode == "none" or (self._mode == "rank0" and event.rank != self._lead):
-            return
-        kernel = getattr(self._shell, "kernel", None)
         if event.what == "text":
-            text = event.value.decode("utf-8", "replace")
-            if event.rank != self._lead:
-                text = "".join(f"[rank {event.rank}] {line}\n" for line in text.splitlines())
-            if kernel is None:
-                print(text, end="", file=sys.stdout if event.stream == "stdout" else sys.stderr)
-            else:
-                self._send(kernel, "stream", {"name": event.stream, "text": text})
-        elif event.what == "display" and event.rank == self._lead and kernel is not None:
-            message = event.value
-            if message["msg_type"] != "clear_output":
-                content = {key: message[key] for key in ("data", "metadata", "transient")}
-                self._send(kernel, message["msg_type"], content)
+            self.text(event.rank, event.stream, event.value)
+        elif event.what == "display":
+            self.display(event.rank, event.value)
 
-    def _send(self, kernel: Any, kind: str, content: dict[str, Any]) -> None:
+    def _text(self, stream: str, text: str) -> None:
+        if getattr(self._shell, "kernel", None) is None:
+            print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr)
+        else:
+            self._send("stream", {"name": stream, "text": text})
+
+    def _display(self, message: dict[str, Any]) -> None:
+        if getattr(self._shell, "kernel", None) is not None and message["msg_type"] != "clear_output":
+            self._send(message["msg_type"], {key: message[key] for key in ("data", "metadata", "transient")})
+
+    def _send(self, kind: str, content: dict[str, Any]) -> None:
+        kernel = self._shell.kernel
         kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent)

@@ -8,6 +8,7 @@ from typing import Any
 from nbdist.launchers.errors import NotOnTheRanks
 from nbdist.launchers.launch import Values
 from nbdist.launchers.pool import Pool
+from nbdist.magics.errors import raise_plain
 
 
 class OneRank:
@@ -19,7 +20,10 @@ class OneRank:
     def __getitem__(self, name: str) -> Any:
         if not isinstance(name, str):
             raise TypeError(f"ranks[{self._rank}][{name!r}]: takes a name, like ranks[{self._rank}]['loss']")
-        return self._pool.peek(name, [self._rank])[0]
+        try:
+            return self._pool.peek(name, [self._rank])[0]
+        except (NotOnTheRanks, NameError) as error:
+            raise_plain(error)
 
     def __repr__(self) -> str:
         pid = self._pool.pids[self._rank]
@@ -42,6 +46,12 @@ class Ranks:
         return pool
 
     def __getitem__(self, key: str | int) -> Any:
+        try:
+            return self._get(key)
+        except (NotOnTheRanks, NameError) as error:
+            raise_plain(error)
+
+    def _get(self, key: str | int) -> Any:
         pool = self._pool()
         if isinstance(key, str):
             return Values(pool.peek(key, range(pool.size)))

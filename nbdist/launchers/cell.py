@@ -278,11 +278,11 @@ class CellRun:
                 self._stop(agree=True)
                 return CellTimeout(f"stopped after its --timeout of {request.timeout:g} s: {stalls.tell(places)}")
             verdict = watch.look(self.where(0.3), self.done)
-            if verdict.line:
-                self.screen.notice(verdict.line)
             if verdict.hopeless:
                 self._stop(agree=False)
                 return RanksWaitForEachOther(verdict.line)
+            if verdict.line:
+                self.screen.notice(verdict.line)
         if self._outstanding():  # one failed: the others may wait for it for ever
             self.pump(lambda: not self._outstanding(), GRACE_AFTER_FAILURE)
             if self._outstanding():

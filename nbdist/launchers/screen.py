@@ -20,6 +20,7 @@ class MergedScreen:
         lead: the rank that counts as rank 0: the lowest that runs.
         write: gets (stream, text), stream being "stdout" or "stderr"; by default this process's own.
         show: gets a display message of the lead rank; by default its text is written.
+        patience: seconds that another rank's line waits for rank 0 to finish its own.
     """
 
     def __init__(
@@ -28,8 +29,9 @@ class MergedScreen:
         lead: int = 0,
         write: Callable[[str, str], None] | None = None,
         show: Callable[[dict[str, Any]], None] | None = None,
+        patience: float = HELD,
     ) -> None:
-        self.mode, self.lead = mode, lead
+        self.mode, self.lead, self._patience = mode, lead, patience
         self._write_to = write or _write_here
         self._show = show
         self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
@@ -116,7 +118,7 @@ class MergedScreen:
 
     def tick(self) -> None:
         """Nothing came for a while: lines that waited for rank 0 to finish its own wait no longer."""
-        if (self._held["stdout"] or self._held["stderr"]) and time.monotonic() - self._held_since > HELD:
+        if (self._held["stdout"] or self._held["stderr"]) and time.monotonic() - self._held_since >= self._patience:
             for stream in ("stdout", "stderr"):
                 self._release(stream)
 

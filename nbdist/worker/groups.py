@@ -1,10 +1,8 @@
 """The process groups of a rank: made, cut when a rank must get out of a collective, and healed in place.
 
 Healing puts a new backend *inside the same ProcessGroup object*, so that DDP, FSDP2, DeviceMesh and the user's own
-groups, which hold that
-object, go on. It stands on private names of torch (`private.py` lists them); `self_test` tries it on a group of
-one, and where it fails
-the groups are destroyed and made again, and the notebook is told what has to be re-made.
+groups, which hold that object, go on. It stands on private names of torch; `self_test` tries it on a group of one, and
+where it fails the groups are destroyed and made again, and the notebook is told what has to be re-made.
 """
 
 from __future__ import annotations

@@ -324,7 +324,7 @@ class Rank:
     def _resync(self, message: Message) -> None:
         self.default_group.reopen()
         try:
-            answer: Any = resync(self.namespace)
+            answer: Any = resync(self.namespace, self.runner.injected)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         self.link.send("resynced", query=message["query"], answer=answer)

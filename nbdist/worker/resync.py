@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,13 +32,16 @@ def _by_position(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
     return {i: optimizer.state[parameter] for i, parameter in enumerate(parameters) if parameter in optimizer.state}
 
 
-def resync(namespace: dict[str, Any]) -> dict[str, list[str]]:
+def resync(namespace: dict[str, Any], leave: Collection[str] = ()) -> dict[str, list[str]]:
     """Write rank 0's tensors, optimizer states and plain numbers over every other rank's, in place. Collective: all
     ranks must call it.
 
+    Args:
+        leave: names that are each rank's own by intent.
+
     Returns {"done": names, "differ": names whose structure differs between ranks and that were left alone}.
     """
-    names = {name: value for name, value in namespace.items() if not name.startswith("_")}
+    names = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in leave}
     mine: dict[str, Any] = {}
     for name, value in names.items():
         tensors = _tensors(value)

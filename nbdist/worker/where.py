@@ -18,7 +18,7 @@ def flight_recorder(status_only: bool = False) -> dict[str, Any]:
     """torch's own record of collectives, without stacks: with them the first dump takes a second and a full ring
     two.
     """
-    from torch._C import _distributed_c10d as c10d  # private: see nbdist/worker/private.py
+    from torch._C import _distributed_c10d as c10d  # private: guarded
 
     if not hasattr(c10d, "_dump_fr_trace"):
         return {}
