@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 import psutil
-from nbdist.magics.options import OptionError
-from nbdist.magics.output import NotebookScreen
-from nbdist.magics.session import Session
 
 from nbdist.launchers.cell import Request, run_cell
 from nbdist.launchers.errors import NotOnTheRanks
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import settle, state_on_ranks
+from nbdist.magics.options import OptionError
+from nbdist.magics.output import NotebookScreen
+from nbdist.magics.session import Session
 from nbdist.shipping import RankedValue
 
 _NO_LIMIT = 1 << 62

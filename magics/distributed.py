@@ -7,13 +7,6 @@ import sys
 from typing import Any
 
 from IPython.core.magic import output_can_be_silenced
-from nbdist.magics import commands
-from nbdist.magics.capture import CellSource, capture
-from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
-from nbdist.magics.options import OptionError, Options, parse
-from nbdist.magics.output import LateOutput, NotebookScreen
-from nbdist.magics.rank_names import INJECTED
-from nbdist.magics.session import Session
 
 from nbdist.config.detect import NotEnoughDevices
 from nbdist.launchers.cell import Request, Result, run_cell
@@ -21,6 +14,13 @@ from nbdist.launchers.client import SupervisorLost
 from nbdist.launchers.errors import NotOnTheRanks, StartFailed
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import settle
+from nbdist.magics import commands
+from nbdist.magics.capture import CellSource, capture
+from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
+from nbdist.magics.options import OptionError, Options, parse
+from nbdist.magics.output import LateOutput, NotebookScreen
+from nbdist.magics.rank_names import INJECTED
+from nbdist.magics.session import Session
 from nbdist.shipping import CannotShip, NotEnoughMemory
 
 # What the notebook's shell puts into the namespace for itself; a rank has its own.

@@ -18,10 +18,10 @@ from typing import Any
 
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
-from nbdist.magics.rank_names import INJECTED
 from traitlets.config import Config
 
 from nbdist import state
+from nbdist.magics.rank_names import INJECTED
 from nbdist.worker.output import Output
 
 _CONFIG = Config()

@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from nbdist.magics.options import Options
-from nbdist.magics.ranks import Ranks
-
 from nbdist.config.detect import choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.cell import Screen
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
+from nbdist.magics.options import Options
+from nbdist.magics.ranks import Ranks
 
 RUNNER = "nbdist.magics.rank"
 # Constructing a DistributedDataParallel imports this: a second of work that every rank would do again.
