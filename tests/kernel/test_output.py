@@ -1,0 +1,242 @@
+"""What a cell on ranks shows: rank 0 as an ordinary cell would, the others with their rank in front, all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kernel.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.kernel
+
+ONLY_0 = "-n 2 --output rank0"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(nb: Notebook) -> None:
+    nb.ok("import sys, os, time, threading, ctypes\nfrom IPython.display import display, HTML, clear_output")
+    nb.ranks("pass")
+
+
+def shown(cell: Cell) -> list[tuple[str, Any]]:
+    """Messages in their order; streams that follow each other joined, as a front end does."""
+    told: list[tuple[str, Any]] = []
+    for kind, content in cell.events:
+        if kind == "stream":
+            if told and told[-1][0] == content["name"]:
+                told[-1] = (content["name"], told[-1][1] + content["text"])
+            else:
+                told.append((content["name"], content["text"]))
+        elif kind in ("display_data", "update_display_data", "execute_result"):
+            told.append((kind, content["data"]))
+        elif kind == "clear_output":
+            told.append((kind, content["wait"]))
+    return told
+
+
+def lines_of(rank: int, text: str) -> list[str]:
+    """The lines of one rank, without its prefix."""
+    lines = text.splitlines()
+    if rank:
+        start = f"[rank {rank}] "
+        return [line[len(start) :] for line in lines if line.startswith(start)]
+    return [line for line in lines if not line.startswith("[rank ")]
+
+
+# ------------------------------------------------------------------ order
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('a')\ndisplay(HTML('<b>1</b>'))\nprint('b', end='')\nprint('c')\ndisplay('two')\nprint('d')\n41 + 1",
+        "print('out')\ndisplay('x')\nprint('err', file=sys.stderr)\ndisplay('y')\nsys.stdout.write('no newline')\nNone",
+        "handle = display('old', display_id='some')\nprint('between')\nhandle.update('new')\nprint('after')",
+        "print('one')\nclear_output(wait=True)\nprint('two')\ndisplay({'text/plain': 'raw'}, raw=True)",
+        "for step in range(3):\n    print(step)\n    display(step)\n    print(step, file=sys.stderr)\n    display('-')",
+    ],
+)
+def test_rank_0_shows_what_an_ordinary_cell_shows(nb: Notebook, code: str) -> None:
+    here, there = nb.ok(code), nb.ranks(code, ONLY_0)
+    assert shown(there) == shown(here)
+
+
+def test_other_ranks_lines_have_their_rank_in_front(nb: Notebook) -> None:
+    cell = nb.ranks("print('hello from', rank)\nprint('warning', rank, file=sys.stderr)\nprint('tail', rank, end='')")
+    assert lines_of(0, cell.stdout) == ["hello from 0", "tail 0"]
+    assert lines_of(1, cell.stdout) == ["hello from 1", "tail 1"]
+    assert (lines_of(0, cell.stderr), lines_of(1, cell.stderr)) == (["warning 0"], ["warning 1"])
+
+
+def test_a_line_of_rank_0_is_not_torn(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "import torch.distributed as dist\nfor i in range(200):\n    print('begin', end='')\n"
+        "    if rank and i % 50 == 0:\n        time.sleep(.002)\n    print(' end')"
+    )
+    assert lines_of(0, cell.stdout) == ["begin end"] * 200 == lines_of(1, cell.stdout)
+
+
+def test_outputs_of_chosen_ranks(nb: Notebook) -> None:
+    code = "print('text', rank)\nprint('error', rank, file=sys.stderr)\ndisplay('display')\nrank"
+    cell = nb.ranks(code, ONLY_0)
+    assert (cell.stdout, cell.stderr) == ("text 0\n", "error 0\n")
+    cell = nb.ranks(code, "-n 2 --output none")
+    assert [kind for kind, _ in shown(cell)] == ["execute_result"]
+    cell = nb.ranks(code, "-n 2 --ranks 1")
+    assert (cell.stdout, cell.stderr, cell.results) == ("text 1\n", "error 1\n", [{"text/plain": "1"}])
+
+
+# ------------------------------------------------------------------ complete
+
+
+def test_a_progress_bar_arrives_as_it_moves(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "from tqdm import tqdm\nfor _step in tqdm(range(5), mininterval=0, miniters=1):\n    time.sleep(.01)"
+    )
+    assert cell.stderr.count("\r") >= 5 and "5/5" in cell.stderr
+    assert len(lines_of(1, cell.stderr)) == 1 and "5/5" in lines_of(1, cell.stderr)[0]
+
+
+def test_native_output(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "libc = ctypes.CDLL(None)\nlibc.printf(b'printf %d', rank)\nlibc.fflush(None)\nprint()\n"
+        "os.system(f'echo system {rank}; echo problem {rank} >&2')\nos.write(1, b'raw\\n')\n"
+        "pid = os.fork()\nif pid == 0:\n    print('child', rank)\n    os._exit(0)\nos.waitpid(pid, 0)\n"
+        "libc.printf(b'last words')\ndel libc"
+    )
+    for rank in (0, 1):
+        text = "\n".join(lines_of(rank, cell.stdout))
+        for part in (f"printf {rank}", f"system {rank}", "raw", f"child {rank}", "last words"):
+            assert part in text, cell.stdout
+        assert f"problem {rank}" in lines_of(rank, cell.stderr)
+
+
+def test_bytes_and_a_subprocess_with_the_cells_streams(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "import subprocess\nsys.stdout.buffer.write('bytes é\\n'.encode())\n"
+        "_ = subprocess.run(['sh', '-c', 'echo to stdout; echo to stderr >&2'], stdout=sys.stdout, stderr=sys.stderr)",
+        ONLY_0,
+    )
+    assert sorted(cell.stdout.splitlines()) == ["bytes é", "to stdout"] and cell.stderr == "to stderr\n"
+
+
+def test_prints_of_loader_workers(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "from torch.utils.data import DataLoader, Dataset\nclass Chatty(Dataset):\n    def __len__(self): return 8\n"
+        "    def __getitem__(self, i):\n        print('item', i)\n        return i\n"
+        "seen = list(DataLoader(Chatty(), num_workers=2, batch_size=2))"
+    )
+    for rank in (0, 1):
+        assert sorted(lines_of(rank, cell.stdout)) == [f"item {i}" for i in range(8)]
+
+
+def stream(nb: Notebook, seconds: float) -> None:
+    cell = nb.ranks(
+        f"start = time.monotonic()\nfor i in range({int(seconds * 1000)}):\n"
+        "    print(f'{i:06d}' + 'x' * 993, file=sys.stderr)\n"
+        "    time.sleep(max(0, start + i / 1000 - time.monotonic()))",
+        timeout=60,
+    )
+    for rank in (0, 1):
+        lines = lines_of(rank, cell.stderr)
+        assert [int(line[:6]) for line in lines] == list(range(int(seconds * 1000)))
+        assert {len(line) for line in lines} == {999}
+
+
+def test_a_megabyte_a_second_from_every_rank(nb: Notebook) -> None:
+    stream(nb, 3)
+
+
+@pytest.mark.slow
+def test_a_megabyte_a_second_for_longer(nb: Notebook) -> None:
+    stream(nb, 10)
+
+
+def test_a_burst_of_20_megabytes(nb: Notebook) -> None:
+    cell = nb.ranks("for i in range(10_000):\n    print(f'{i:06d}' + 'y' * 993)")
+    for rank in (0, 1):
+        assert [int(line[:6]) for line in lines_of(rank, cell.stdout)] == list(range(10_000))
+
+
+@pytest.fixture
+def small_room(nb: Notebook) -> Iterator[None]:
+    nb.ok("import nbdist.launchers.reader as _r; _usual = _r.MOST_PENDING; _r.MOST_PENDING = 1 << 20")
+    yield
+    nb.ok("_r.MOST_PENDING = _usual")
+
+
+def test_a_flood_is_bounded_and_said(nb: Notebook, small_room: None) -> None:
+    cell = nb.ranks(
+        "block = b'f' * 65535 + b'\\n'\nfor i in range(2000 if rank == 0 else 0):\n    os.write(1, block)\nend = 1"
+    )
+    told = re.findall(r"nbdist: ([\d.]+) MB of output were dropped here", cell.stderr)
+    assert told, "nothing was said"
+    assert len(cell.stdout) + sum(float(part) for part in told) * 1e6 == pytest.approx(2000 * 65536, rel=0.01)
+    assert nb.value("end") == 1
+    assert nb.ranks("print('next')", ONLY_0).stdout == "next\n"
+
+
+def test_text_of_many_bytes_a_letter(nb: Notebook) -> None:
+    text = "é" * 3001 + "漢字" * 2003 + "😀" * 1501
+    nb.ok(f"long_text = {text!r}")
+    cell = nb.ranks("print(long_text)\nprint(long_text, file=sys.stderr)\nos.write(1, (long_text + '\\n').encode());")
+    for rank in (0, 1):
+        assert lines_of(rank, cell.stdout) == [text, text]
+        assert lines_of(rank, cell.stderr) == [text]
+
+
+def test_late_output_lands_under_its_own_cell(nb: Notebook) -> None:
+    message = nb.start(
+        "%%distributed -n 2\ndef later():\n    go.wait()\n    print('late', rank)\n"
+        "    print('late error', file=sys.stderr)\n"
+        "go = threading.Event()\nthreading.Timer(.4, go.set).start()\nthreading.Thread(target=later).start()\n"
+        "print('in time')"
+    )
+    assert "in time" in nb.wait(message).stdout
+    other = nb.ok("import time\nfor _i in range(12):\n    time.sleep(.1)\nprint('other')")
+    late = nb.late_output(message, 0.3)
+    assert lines_of(0, late.stdout) == ["late 0"] and lines_of(1, late.stdout) == ["late 1"]
+    assert "late error" in late.stderr
+    assert other.stdout == "other\n" and other.stderr == ""
+
+
+# ------------------------------------------------------------------ displays
+
+
+def test_figures(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()\nplt.plot([3, 2])\nplt.title('left open');"
+    )
+    assert [("image/png" in data) for data in cell.data] == [True, True]
+    assert len(lines_of(1, cell.stdout)) == 2 and "Figure" in lines_of(1, cell.stdout)[0]
+
+
+def test_a_large_display_arrives_whole(nb: Notebook) -> None:
+    cell = nb.ranks("display(HTML('<p>' + 'h' * 300_000 + '</p>'))", ONLY_0)
+    assert cell.data[0]["text/html"] == "<p>" + "h" * 300_000 + "</p>"
+
+
+def test_the_last_value_has_its_rich_form(nb: Notebook) -> None:
+    nb.ok("import pandas as pd; frame = pd.DataFrame({'a': [1, 2]})")
+    cell = nb.ranks("frame['b'] = frame.a * 2\nframe")
+    assert "text/html" in cell.results[0] and "<table" in cell.results[0]["text/html"]
+
+
+def test_warnings_and_logging(nb: Notebook) -> None:
+    cell = nb.ranks("import warnings, logging\nwarnings.warn('careful')\nlogging.warning('logged')", ONLY_0)
+    assert "careful" in cell.stderr and "WARNING:root:logged" in cell.stderr
+
+
+@pytest.mark.slow
+def test_a_silent_cell(nb: Notebook) -> None:
+    cell = nb.ranks("time.sleep(40)\nprint('at last', rank)", timeout=80)
+    assert (lines_of(0, cell.stdout), cell.stderr) == (["at last 0"], "")
+
+
+def test_a_rank_has_no_keyboard(nb: Notebook) -> None:
+    cell = nb.fails("name = input('who? ')")
+    assert cell.error is not None and cell.error[0] == "EOFError"
+    assert "ordinary cell" in cell.error[1]
