@@ -274,6 +274,7 @@ class Accelerator:
         Raises:
             ValueError: a negative weight. RuntimeError: the loss has more than one element.
         """
+        state.step_boundary.begun = True
         cursor = self._live[-1]
         if cursor is not None:
             cursor.position.used = True

@@ -17,6 +17,7 @@ import random
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ class StepBoundary:
 
     def __init__(self) -> None:
         self.steps = 0  # boundaries passed in this cell
+        self.begun = False  # a backward was called in this cell: a step is on its way
         self._frozen = False
         self._target: int | None = None
         self._cancelled = False
@@ -62,14 +64,14 @@ class StepBoundary:
     def reset(self) -> None:
         """A new cell starts."""
         with self._changed:
-            self.steps, self._frozen, self._target, self._cancelled = 0, False, None, False
+            self.steps, self.begun, self._frozen, self._target, self._cancelled = 0, False, False, None, False
 
     def freeze(self) -> int | None:
-        """Hold this rank at its next boundary. Returns the step it will be held at, None when it has passed none in
+        """Hold this rank at its next boundary. Returns the step it will be held at, None when it does not train in
         this cell.
         """
         with self._changed:
-            if not self.steps:
+            if not (self.steps or self.begun):
                 return None
             self._frozen = True
             return self.steps + 1
@@ -111,7 +113,9 @@ class Process:
 
 
 _told: tuple[str, str] | None = None  # the device the worker has set, and why
-_known: tuple[Any, Process] | None = None  # the process group that the facts were read from, and the facts
+# The process group that the facts were read from, weakly: a library may end it,
+# and the facts.
+_known: tuple[Callable[[], Any], Process] | None = None
 _seed = 0
 
 
@@ -136,7 +140,7 @@ def current(cpu: bool = False) -> Process:
     import torch.distributed as dist
 
     group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    if _known is None or _known[0] is not group:
+    if _known is None or _known[0]() is not group:
         if group is not None:
             local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
             device, why = _choose_device(local, dist.get_world_size(), cpu)
@@ -155,11 +159,15 @@ def current(cpu: bool = False) -> Process:
         else:
             device, why = _choose_device(0, 1, cpu)
             facts = Process(0, 0, 1, device, why, None, "one process: nothing to talk to")
-        _known = (group, facts)
+        _known = (weakref.ref(group) if group is not None else _no_group, facts)
     facts = _known[1]
     if cpu and facts.device.type != "cpu":
         return replace(facts, device=torch.device("cpu"), device_reason="cpu=True was asked for")
     return facts
+
+
+def _no_group() -> None:
+    return None
 
 
 def _choose_device(local_rank: int, world_size: int, cpu: bool) -> tuple[Any, str]:
