@@ -28,7 +28,9 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
 
 # ---------------------------------------------------------------------- arguments
 def test_arguments_that_are_not_there_are_named() -> None:
-    with pytest.raises(TypeError, match=r"no argument 'mixed_persicion'; it has: device_placement, cpu, kwargs_handlers"):
+    with pytest.raises(
+        TypeError, match=r"no argument 'mixed_persicion'; it has: device_placement, cpu, kwargs_handlers"
+    ):
         Accelerator(mixed_persicion="bf16")
     with pytest.raises(NotImplementedError, match="mixed_precision='bf16'.*not available"):
         Accelerator(mixed_precision="bf16")
@@ -213,7 +215,9 @@ def test_ranks_with_unequal_rows_have_the_joint_gradient() -> None:
 def _trained(rank: int, ranks: int, data: list[list[float]], batch: int) -> list[float]:
     accelerator = Accelerator()
     model = linear_at_zero()
-    wrapped, optimizer, loader = accelerator.prepare(model, sgd(model), DataLoader(torch.tensor(data), batch_size=batch))
+    wrapped, optimizer, loader = accelerator.prepare(
+        model, sgd(model), DataLoader(torch.tensor(data), batch_size=batch)
+    )
     weights = []
     for rows in loader:
         accelerator.backward(-wrapped(rows).mean())

@@ -44,7 +44,7 @@ def _gathered(rank: int, ranks: int) -> dict[str, Any]:
         "number": gather(3.0),
         "int": gather(rank),
         "flag": gather(rank == 1),
-        "nested": gather(Pair({"a": [torch.tensor([rank])] }, (torch.full((1 + rank, 2), 0.5), None, "x", rank))),
+        "nested": gather(Pair({"a": [torch.tensor([rank])]}, (torch.full((1 + rank, 2), 0.5), None, "x", rank))),
         "lists": gather((["p"], ["r"] * (rank + 1))),
         "list of numbers": gather([1.5, rank]),
         "object": gather({"name": f"r{rank}"}),

@@ -28,7 +28,10 @@ def check(cases: list[dict[str, Any]], answers: list[list[Any]]) -> None:
     """`answers`: by rank, then by case."""
     for index, case in enumerate(cases):
         results = [by_case[index] for by_case in answers]
-        joined = [[sum(step, []) for step in zip(*epoch, strict=True)] for epoch in zip(*(seen for _, seen in results), strict=True)]
+        joined = [
+            [sum(step, []) for step in zip(*epoch, strict=True)]
+            for epoch in zip(*(seen for _, seen in results), strict=True)
+        ]
         expected = training.in_plain_torch(case, joined)
         for parameters, _ in results:
             worst = max(abs(one - other) for one, other in zip(parameters, expected, strict=True))
@@ -40,7 +43,7 @@ def check(cases: list[dict[str, Any]], answers: list[list[Any]]) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [1, 2])
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases=st.lists(CASES, min_size=40, max_size=60))
 def test_any_split_trains_as_one_process_does(ranks: int, cases: list[dict[str, Any]]) -> None:
     check(cases, run_ranks(training.prepared_on_rank, ranks, cases))
@@ -48,7 +51,15 @@ def test_any_split_trains_as_one_process_does(ranks: int, cases: list[dict[str, 
 
 @pytest.mark.parametrize("sampler", ["shuffled", "weighted", "own"])
 def test_the_order_is_the_same_over_one_rank_and_two(sampler: str) -> None:
-    case = {"rows": 13, "batch": 1, "sampler": sampler, "drop_last": False, "tokens": False, "momentum": 0.0, "epochs": 2}
+    case = {
+        "rows": 13,
+        "batch": 1,
+        "sampler": sampler,
+        "drop_last": False,
+        "tokens": False,
+        "momentum": 0.0,
+        "epochs": 2,
+    }
     _, alone = training.prepared(case)
     halves = [seen for _, seen in (by_case[0] for by_case in run_ranks(training.prepared_on_rank, 2, [case]))]
     for epoch, (one, other) in zip(alone, zip(*halves, strict=True), strict=True):

@@ -97,7 +97,8 @@ class DDP(Strategy):
         models = [model for ref in self._models if (model := ref()) is not None and model.require_backward_grad_sync]
         for model in models:
             if not model.static_graph:  # a static graph keeps its own count of iterations
-                # The first backward notes the order for new buckets, which forward makes of it: there may be none between.
+                # The first backward notes the order for new buckets, which forward makes of it: there may be none
+                # between.
                 model.reducer._rebuild_buckets()
                 # With find_unused_parameters the reducer looks from this very loss which parameters will have no
                 # gradient.

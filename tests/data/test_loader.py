@@ -91,7 +91,9 @@ def test_orders_advance_and_are_a_function_of_seed_and_epoch(options: dict[str, 
 
 def test_the_seed_is_that_of_the_users_generator() -> None:
     def order(seed: int) -> list[Any]:
-        return real(on_ranks(lambda: DataLoader(range(9), shuffle=True, generator=torch.Generator().manual_seed(seed)), 1)[0])
+        return real(
+            on_ranks(lambda: DataLoader(range(9), shuffle=True, generator=torch.Generator().manual_seed(seed)), 1)[0]
+        )
 
     five = order(5)
     set_seed(9)
@@ -306,7 +308,9 @@ def test_where_an_iteration_is() -> None:
 
 def test_two_iterations_at_once() -> None:
     (loader,) = on_ranks(lambda: DataLoader(range(6), batch_size=2), 1)
-    assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=False)] == [([at, at + 1],) * 2 for at in (0, 2, 4)]
+    assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=False)] == [
+        ([at, at + 1],) * 2 for at in (0, 2, 4)
+    ]
     (outer,), (inner,) = (on_ranks(lambda: DataLoader(range(4), batch_size=2), 1) for _ in range(2))
     inner._nb.live = outer._nb.live
     for _ in outer:

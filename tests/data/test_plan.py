@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from nbdist.data.plan import FlatPlan, shares
 
 
-@given(rows=st.integers(0, 60), batch=st.integers(1, 6), ranks=st.integers(1, 5), drop=st.booleans(), start=st.integers(0, 4))
+@given(
+    rows=st.integers(0, 60),
+    batch=st.integers(1, 6),
+    ranks=st.integers(1, 5),
+    drop=st.booleans(),
+    start=st.integers(0, 4),
+)
 def test_ranks_take_each_step_together(rows: int, batch: int, ranks: int, drop: bool, start: int) -> None:
     plans = [FlatPlan(range(rows), batch, rank, ranks, drop) for rank in range(ranks)]
     views = [list(plan.batches(start)) for plan in plans]

@@ -86,7 +86,15 @@ def test_it_trains_as_plain_torch_does(name: str, ranks: int) -> None:
 
 
 CASES = [
-    {"rows": rows, "batch": batch, "sampler": sampler, "drop_last": False, "tokens": tokens, "momentum": 0.9, "epochs": 2}
+    {
+        "rows": rows,
+        "batch": batch,
+        "sampler": sampler,
+        "drop_last": False,
+        "tokens": tokens,
+        "momentum": 0.9,
+        "epochs": 2,
+    }
     for rows, batch in [(1, 4), (3, 1), (7, 2), (11, 3)]
     for sampler in ("in order", "stream")
     for tokens in (False, True)
