@@ -14,6 +14,7 @@ from nbdist.shipping.kinds import MISSING, Snapshot, Stays, same
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import (
     BIND,
+    BULKS,
     EXTRA,
     UPDATE,
     DecodeFailed,
@@ -25,6 +26,7 @@ from nbdist.shipping.message import (
     binding_order,
     decode,
 )
+from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
 
@@ -104,9 +106,12 @@ class Away:
         _raise_hook_counter(envelope["hooks"])
         self._cell = envelope["cell"]
         touched = []
+        bulk = {id(value) for sort, _, content in received.values if sort == BULKS for value in content}
         for token, value in received.new:
             table.put(token, value)
             touched.append(token)
+            if id(value) in bulk:
+                table.walker.bulk.add(token)
         for sort, key, content in received.values:
             if sort == UPDATE:
                 letter, change = content
@@ -115,6 +120,8 @@ class Away:
                 except Exception as error:
                     raise CannotReceive("", f"a change cannot be made here: {reason_of(error)}") from error
                 touched.append(key)
+                if letter == BULK.letter:
+                    table.walker.bulk.add(key)
         self._deletes = envelope["deletes"]
         if self._tracks:
             table.refresh(touched, received.digests)
@@ -258,6 +265,8 @@ class Away:
                 if key not in table.tokens:
                     token = (self._cell, group, position)
                     table.put(token, walked.nodes[key].value)
+                    if walked.nodes[key].kind is BULK:
+                        table.walker.bulk.add(token)
                     self._provisional.setdefault(group, []).append(token)
             self._tracks = False
             table.snapshots.clear()

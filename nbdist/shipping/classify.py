@@ -37,6 +37,7 @@ from nbdist.shipping.kinds import (
     ListKind,
     MethodKind,
     SetKind,
+    Snapshot,
     Stays,
     TupleKind,
     Unwrapped,
@@ -112,11 +113,18 @@ class Classifier:
             return None
         return _CLASS if isinstance(value, type) else _FUNCTION
 
-    def look(self, value: Any, light: bool = False) -> tuple[Kind | None, Any]:
-        """(kind, digest): as `of`, with the bulk rule applied to large containers of plain data."""
+    def look(self, value: Any, bulk: bool = False, old: Snapshot | None = None) -> tuple[Kind | None, Any]:
+        """(kind, digest): as `of`, with the bulk rule applied to large containers of plain data.
+
+        Args:
+            bulk: it was such a container before, and need not be looked through again.
+            old: its snapshot, if there is one.
+        """
         kind = self.of(value)
         if kind is not None and type(value) in _BULKY and len(value) >= LARGE:
-            digest = bulk_digest(value)
+            if bulk:
+                return BULK, None
+            digest = bulk_digest(value, old[1][0] if old is not None and old[0] == BULK.letter and old[1] else None)
             if digest is not None:
                 return BULK, digest
         return kind, None

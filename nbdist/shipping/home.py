@@ -482,7 +482,9 @@ class Home:
             self._sweep()
 
     def _holds_much(self) -> bool:
-        return any(getattr(value, "nbytes", 0) >= MUCH for value in self._table.objects.values() if hasattr(value, "shape"))
+        return any(
+            getattr(value, "nbytes", 0) >= MUCH for value in self._table.objects.values() if hasattr(value, "shape")
+        )
 
     def _sweep(self) -> None:
         start = time.perf_counter()
@@ -496,7 +498,9 @@ class Home:
         self._ranks.dropped(list(dead))
         bound = {id(value) for value in self._bound.values()}
         kept = [handle for handle in self._handles if id(handle) in bound or sys.getrefcount(handle) > 3]
-        unpinned = {handle_facts(handle).key for handle in self._handles} - {handle_facts(handle).key for handle in kept}
+        unpinned = {handle_facts(handle).key for handle in self._handles} - {
+            handle_facts(handle).key for handle in kept
+        }
         self._settle["unpin"].extend(unpinned)
         self._handles = kept
 

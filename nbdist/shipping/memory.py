@@ -63,6 +63,11 @@ def raw(address: int, length: int) -> memoryview:
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
+def equal_bytes(one: int, other: int, length: int) -> bool:
+    """Are the bytes at two addresses equal? A memoryview would compare them one by one."""
+    return bool(_libc().memcmp(one, other, length) == 0)
+
+
 class Outgoing:
     """Collects the intervals of one message."""
 
@@ -254,6 +259,7 @@ def _libc() -> Any:
             ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
         ]  # fmt: skip
         library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         _LIBRARY.append(library)
     return _LIBRARY[0]
 

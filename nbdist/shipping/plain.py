@@ -6,13 +6,17 @@ is sent, so that a million integers never pass through Python code or a pickler'
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
+import sys
+from operator import is_
 from typing import Any
 
 import xxhash
 
 from nbdist.shipping.kinds import CannotApply, Kind, Snapshot
+from nbdist.shipping.memory import equal_bytes
 
 LARGE = 1000  # entries
 
@@ -81,7 +85,59 @@ class BulkKind(Kind):
 BULK = BulkKind()
 
 
-def bulk_digest(value: Any) -> int | None:
-    """The hash of a bulk container's content; None when it is not one."""
+_SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex})
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_ITEMS = object.__basicsize__ + _POINTER  # where a list keeps the address of its items, and a tuple its items
+
+
+class Flat:
+    """The content of a list of scalars: the very objects, compared as a block of addresses (1 ms for a million)."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: tuple[Any, ...]) -> None:
+        self.items = items
+
+    def holds(self, value: list[Any]) -> bool:
+        """Has the list these very items? They are held here, so an address cannot stand for another object."""
+        if len(value) != len(self.items):
+            return False
+        if not _ADDRESSES_CAN_BE_COMPARED:
+            return all(map(is_, value, self.items))
+        return _equal_items(value, self.items)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # a list that is as it was keeps its Flat
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _equal_items(value: list[Any], items: tuple[Any, ...]) -> bool:
+    size = len(items) * _POINTER
+    if not size:
+        return True
+    address = ctypes.c_void_p.from_address(id(value) + _ITEMS).value
+    return address is not None and equal_bytes(address, id(items) + _ITEMS, size)
+
+
+def _addresses_can_be_compared() -> bool:
+    """Are lists and tuples laid out as CPython lays them out? Tried on small ones; without, items are compared one by one."""
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    one = [object() for _ in range(3)]
+    other = [*one[:2], object()]
+    return _equal_items(one, tuple(one)) and not _equal_items(one, tuple(other))
+
+
+_ADDRESSES_CAN_BE_COMPARED = _addresses_can_be_compared()
+
+
+def bulk_digest(value: Any, old: Any = None) -> Any:
+    """What a bulk container's content is compared by; None when it is not one. `old`: its digest before."""
+    if type(value) is list:
+        if type(old) is Flat and old.holds(value):
+            return old
+        if set(map(type, value)) <= _SCALARS:
+            return Flat(tuple(value))
     data = plain_bytes(value)
     return None if data is None else xxhash.xxh3_64_intdigest(data)

@@ -24,7 +24,7 @@ class Table:
         self.objects: dict[Token, Any] = {}
         self.tokens: dict[int, Token] = {}
         self.snapshots: dict[Token, Snapshot] = {}
-        self.walker = Walker(self.kinds, namespace, self.tokens.get, self._adopt_parts)
+        self.walker = Walker(self.kinds, namespace, self.tokens.get, self._adopt_parts, self.snapshots.get)
 
     def put(self, token: Token, value: Any, snapshot: Snapshot | None = None) -> None:
         """The other side knows this object under this token (and, with a snapshot, has it in this state)."""
@@ -42,6 +42,7 @@ class Table:
         if value is not MISSING and self.tokens.get(id(value)) == token:
             del self.tokens[id(value)]
         self.snapshots.pop(token, None)
+        self.walker.bulk.discard(token)
 
     def release(self, dead: dict[Token, Any]) -> None:
         """Forget objects, and let go of them wherever a snapshot refers to them: it would keep their memory."""
@@ -57,6 +58,7 @@ class Table:
         self.objects.clear()
         self.tokens.clear()
         self.snapshots.clear()
+        self.walker.bulk.clear()
 
     def held(self) -> Iterable[tuple[int, Any]]:
         """(id, object) of all that has a token."""

@@ -13,6 +13,7 @@ from nbdist.shipping.kinds import FrozenSetKind as _FrozenSetKind
 from nbdist.shipping.kinds import Kind, SetKind, Snapshot, Stays, Through
 from nbdist.shipping.kinds_object import ModuleKind
 from nbdist.shipping.names import globals_read
+from nbdist.shipping.plain import LARGE
 
 
 class Node(NamedTuple):
@@ -55,8 +56,11 @@ class Walker:
         namespace: dict[str, Any],
         token_of: Callable[[int], Any],
         meet_module: Callable[[Any], list[Any]],
+        snapshot_of: Callable[[Any], Snapshot | None],
     ) -> None:
         self.kinds, self.namespace, self.token_of, self.meet_module = kinds, namespace, token_of, meet_module
+        self.snapshot_of = snapshot_of
+        self.bulk: set[Any] = set()  # tokens of objects that came as bulk: a light walk takes them as that
 
     def walk(
         self,
@@ -99,7 +103,11 @@ class Walker:
                 continue
             if by_type.get(cls, MISSING_TYPE) is None or of_type(cls) is None:
                 continue
-            kind, digest = look(value)
+            if cls in LARGE_TYPES and len(value) >= LARGE:
+                token = self.token_of(key)
+                kind, digest = look(value, light and token in self.bulk, self.snapshot_of(token))
+            else:
+                kind, digest = self.kinds.of(value), None
             if kind is None:
                 continue
             if isinstance(kind, Through):
@@ -140,3 +148,4 @@ class Walker:
 
 MISSING_TYPE = object()
 LATE = "{}"
+LARGE_TYPES = frozenset({list, dict, set})
