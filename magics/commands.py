@@ -11,7 +11,7 @@ import psutil
 from nbdist.launchers.cell import Request, run_cell
 from nbdist.launchers.errors import NotOnTheRanks
 from nbdist.launchers.pool import Pool
-from nbdist.launchers.settling import settle, state_on_ranks
+from nbdist.launchers.settling import held_by, settle, state_on_ranks
 from nbdist.magics.options import OptionError
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.session import Session
@@ -49,7 +49,7 @@ def _status(session: Session, rest: str) -> None:
         print(f"{pool.options}{last}: {pool.cells} cells run, idle for {time.monotonic() - pool.last_used:.0f} s")
         for rank, pid in enumerate(pool.pids):
             print(f"  rank {rank}  pid {pid}  {_state(pool, rank)}  {_memory(pid)}")
-        held = sorted(name for name, value in pool.namespace.items() if isinstance(value, RankedValue))
+        held = held_by(pool)
         if held:
             print(f"  only on the ranks: {', '.join(held)}")
 

@@ -289,6 +289,10 @@ class Pool:
         poll.register(self._pidfds[rank], select.POLLIN)
         return not poll.poll(0)
 
+    def notice_ends(self) -> None:
+        """A rank whose process has ended is not alive, also when the end of its socket has not been read yet."""
+        self.alive = {rank for rank in self.alive if self._lives(rank)}
+
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """To these processes alone, by pidfd: a number that was given to another process in between is never hit."""
         for rank in ranks:

@@ -11,7 +11,7 @@ from nbdist.launchers import stalls
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.shield import on_press, shielded
 from nbdist.launchers.stopping import in_step
-from nbdist.shipping import RankedValue
+from nbdist.shipping import RankedValue, handle_facts
 
 if TYPE_CHECKING:
     from nbdist.launchers.cell import CellRun, Screen
@@ -60,6 +60,7 @@ def _settle(pool: Pool, screen: Screen, grace: float) -> str:
 
 def _drain(pool: Pool, screen: Screen) -> None:
     """What came since the last cell: late messages and ends of processes."""
+    pool.notice_ends()
     while (event := pool.next_event(0)) is not None:
         if pool.unsettled is not None:
             pool.unsettled.handle(event)
@@ -161,12 +162,18 @@ def _replace(pool: Pool, screen: Screen, why: str) -> str:
     return "replaced"
 
 
+def held_by(pool: Pool) -> list[str]:
+    """The notebook's names of what only these ranks have."""
+    return sorted(
+        name
+        for name, value in pool.namespace.items()
+        if isinstance(value, RankedValue) and handle_facts(value).pool is pool.home and not handle_facts(value).dead
+    )
+
+
 def state_on_ranks(pool: Pool) -> str:
     """What goes with these ranks, as the end of a sentence: names that only they hold."""
-    held = [
-        name for name, value in pool.namespace.items() if isinstance(value, RankedValue) and not name.startswith("_")
-    ]
+    held = [name for name in held_by(pool) if not name.startswith("_")]
     if not held:
         return ". What the notebook holds is sent to them again when a cell reads it"
-    names = ", ".join(sorted(held))
-    return f". Gone with the old ones: {names}; what the notebook holds is sent again when a cell reads it"
+    return f". Gone with the old ones: {', '.join(held)}; what the notebook holds is sent again when a cell reads it"

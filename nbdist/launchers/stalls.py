@@ -18,10 +18,12 @@ def tell(places: Mapping[int, Mapping[str, Any]]) -> str:
             parts.append(f"rank {rank} is in native code that holds the interpreter")
             continue
         waits, line = place.get("waits"), place.get("line")
-        what = f"in {waits['name']}" if waits else f"in {place['top']}()" if place.get("top") else "running"
+        top = place.get("top")
+        inside = f"in {top}()" if top and top != "<module>" else "" if line else "running"
+        what = f"in {waits['name']}" if waits else inside
         function = place.get("function")
         within = f" ({function})" if function and function != "<module>" else ""
-        parts.append(f"rank {rank} is {what}" + (f" at cell line {line}{within}" if line else ""))
+        parts.append(" ".join(filter(None, (f"rank {rank} is", what, line and f"at cell line {line}{within}"))))
     return "; ".join(parts) or "no rank is running it any more"
 
 

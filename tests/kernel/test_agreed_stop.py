@@ -137,37 +137,37 @@ while True:
 """
 
 
-def test_a_plain_loop_is_said_to_be_apart_and_resync_mends_it(fresh: Notebook) -> None:
+def test_a_plain_loop_is_said_to_be_apart_and_resync_mends_it(nb: Notebook) -> None:
     """Without a step boundary ranks can end a step apart: the message says so, and names the way out, which works."""
-    fresh.ok(magic(PLAIN, RANKS))
-    cell = fresh.run(magic(PLAIN_LOOP, RANKS), stop_after=0.2, stop_when=all_here(RANKS))
+    nb.ok(magic(PLAIN, RANKS))
+    cell = nb.run(magic(PLAIN_LOOP, RANKS), stop_after=0.2, stop_when=all_here(RANKS))
     was_stopped(cell)
     assert cell.error is not None
     assert "`%distributed resync`" in cell.error[1], cell.error
     assert "step apart" in cell.error[1]
-    compared = fresh.ok(magic(COMPARE.format(model="net", optimizer="sgd"), RANKS))
+    compared = nb.ok(magic(COMPARE.format(model="net", optimizer="sgd"), RANKS))
     assert "apart [3, 4]" in compared.stdout, compared.text
-    told = fresh.ok("%distributed resync")
+    told = nb.ok("%distributed resync")
     for name in ("net", "sgd", "steps"):
         assert name in told.stdout, told.text
-    compared = fresh.ok(magic(COMPARE.format(model="net", optimizer="sgd"), RANKS))
+    compared = nb.ok(magic(COMPARE.format(model="net", optimizer="sgd"), RANKS))
     assert "same [3, 3]" in compared.stdout, compared.text
     # and it goes on
-    trained = fresh.ok(
+    trained = nb.ok(
         magic(
             "for _ in range(3):\n    " + PLAIN_LOOP.split("while True:")[1].strip().replace("steps == 3", "False"),
             RANKS,
         )
     )
     assert trained.error is None
-    compared = fresh.ok(magic(COMPARE.format(model="net", optimizer="sgd"), RANKS))
+    compared = nb.ok(magic(COMPARE.format(model="net", optimizer="sgd"), RANKS))
     assert "same [6, 6]" in compared.stdout, compared.text
 
 
-def test_in_step_is_not_called_apart(fresh: Notebook) -> None:
+def test_in_step_is_not_called_apart(nb: Notebook) -> None:
     """No warning when there is nothing to warn about: the ranks stood at the same place."""
-    fresh.ok(magic(PLAIN, RANKS))
-    cell = fresh.run(
+    nb.ok(magic(PLAIN, RANKS))
+    cell = nb.run(
         magic("net(torch.randn(4, 8)).sum().backward()\n" + HERE + "time.sleep(60)", RANKS),
         stop_after=0.2,
         stop_when=all_here(RANKS),
