@@ -292,7 +292,7 @@ class Rank:
                 repaired=self.repaired,
                 ran=cell["runs"],
                 steps=state.step_boundary.steps,
-                groups=self.groups.known(),
+                groups=[tuple(group) for group in self.groups.known()],  # plain: the notebook may not have torch
                 group_count=self.groups.count(),
                 status=self.groups.status() if told or self.interrupts.asked else None,
             )

@@ -17,7 +17,9 @@ import psutil
 from jupyter_client.manager import KernelManager
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_MARK = "NBDIST_TEST_NOTEBOOK"  # in the environment of everything that a notebook starts: finds it, whoever its parent is
+_MARK = (
+    "NBDIST_TEST_NOTEBOOK"  # in the environment of everything that a notebook starts: finds it, whoever its parent is
+)
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Cell:
     results: list[dict[str, Any]] = field(default_factory=list)
     error: tuple[str, str, list[str]] | None = None
     status: str = ""
+    payload: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     stop_seconds: float | None = None
     events: list[tuple[str, Any]] = field(default_factory=list)
@@ -146,6 +149,7 @@ class Notebook:
             reply = self.client.get_shell_msg(timeout=10)
             if reply["parent_header"].get("msg_id") == message_id:
                 cell.status = reply["content"]["status"]
+                cell.payload = reply["content"].get("payload", [])
                 return cell
 
     @staticmethod

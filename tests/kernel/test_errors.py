@@ -1,0 +1,301 @@
+"""A cell that fails: the rank's own exception at the cell's own lines, and who else failed or was only cut off."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.kernel.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.kernel
+
+OURS = re.compile(r"nbdist/\w+|/magics/(distributed|rank|errors)\.py|run_cell_magic|interactiveshell|raise _stand_in")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def notebook_names(nb: Notebook) -> None:
+    nb.ok(
+        "class NotebookError(ValueError): pass\nhidden_name = 3\nimport threading\n"
+        "def helper(a):\n    b = 1\n    return b / a\ncfg = {'a': [1, {'lock': threading.Lock()}]}"
+    )
+    nb.ranks("import torch")
+
+
+@dataclass
+class Row:
+    """A cell that fails, and what is shown.
+
+    Attributes:
+        line: where the arrow stands, the magic being line 1; 0 for an error without a traceback.
+        note: the line about the ranks.
+        more: what else is in the traceback.
+    """
+
+    code: str
+    kind: str
+    text: str
+    line: int = 2
+    note: str = "on ranks 0, 1"
+    more: tuple[str, ...] = field(default=())
+
+
+ROWS = {
+    "class of the cell": Row("class Mine(Exception): pass\nraise Mine('x', 5)", "Mine", "('x', 5)", 3),
+    "class whose arguments do not fit": Row(
+        "class Mine(Exception):\n    def __init__(self, a, b): super().__init__(a); self.b = b\nraise Mine('x', 5)",
+        "Mine",
+        "x",
+        4,
+    ),
+    "keyword-only arguments": Row(
+        "class Mine(Exception):\n    def __init__(self, *, code): super().__init__(f'code {code}')\nraise Mine(code=3)",
+        "Mine",
+        "code 3",
+        4,
+    ),
+    "class of the notebook": Row("raise NotebookError('x')", "NotebookError", "x"),
+    "attribute that cannot travel": Row(
+        "import threading\ne = ValueError('bad value'); e.lock = threading.Lock()\nraise e",
+        "ValueError",
+        "bad value",
+        4,
+    ),
+    "with slots": Row("class Mine(Exception): __slots__ = ()\nraise Mine('s')", "Mine", "s", 3),
+    "whose text fails": Row(
+        "class Mine(Exception):\n    def __str__(self): raise ZeroDivisionError('no')\nraise Mine()",
+        "Mine",
+        "<its __str__ raised ZeroDivisionError: no>",
+        4,
+    ),
+    "cause": Row(
+        "try:\n    {}['k']\nexcept KeyError as e:\n    raise RuntimeError('outer') from e",
+        "RuntimeError",
+        "outer",
+        5,
+        more=("----> 3     {}['k']", "KeyError: 'k'", "direct cause of the following"),
+    ),
+    "context": Row(
+        "try:\n    {}['k']\nexcept KeyError:\n    1 / 0",
+        "ZeroDivisionError",
+        "division by zero",
+        5,
+        more=("----> 3     {}['k']", "KeyError: 'k'", "another exception occurred"),
+    ),
+    "suppressed context": Row(
+        "try:\n    {}['k']\nexcept KeyError:\n    raise RuntimeError('alone') from None", "RuntimeError", "alone", 5
+    ),
+    "notes": Row("e = ValueError('v')\ne.add_note('a hint')\nraise e", "ValueError", "v", 4, more=("a hint",)),
+    "KeyError": Row("{}['missing']", "KeyError", "'missing'"),
+    "OSError": Row("open('/nonexistent')", "FileNotFoundError", "[Errno 2] No such file or directory: '/nonexistent'"),
+    "UnicodeDecodeError": Row(
+        "b'\\xff'.decode()",
+        "UnicodeDecodeError",
+        "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+    ),
+    "frames of a library": Row(
+        "import json\njson.loads('{')",
+        "JSONDecodeError",
+        "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        3,
+        more=("json/decoder.py", "in loads("),
+    ),
+    "torch": Row("import torch\ntorch.ones(2) @ torch.ones(3)", "RuntimeError", "size", 3),
+    "function of the cell": Row(
+        "def deep(a):\n    return 1 / a\n\ndeep(0)",
+        "ZeroDivisionError",
+        "division by zero",
+        5,
+        more=("----> 3     return 1 / a", "in deep("),
+    ),
+    "function of an earlier cell": Row(
+        "helper(0)", "ZeroDivisionError", "division by zero", more=("in helper(", "---->", "    return b / a")
+    ),
+    "eval": Row(
+        "eval('hidden_name')", "NameError", "name 'hidden_name' is not defined", more=("mention it in the cell",)
+    ),
+    "globals": Row("globals()['hidden_name']", "KeyError", "'hidden_name'", more=("mention it in the cell",)),
+    "a name that might be read and cannot travel": Row(
+        "def reader(): return cfg\nreader()",
+        "NameError",
+        "name 'cfg' is not defined",
+        3,
+        more=("the notebook has 'cfg', but it could not be sent", "lock"),
+    ),
+    "a name that nobody has": Row("no_such_name", "NameError", "name 'no_such_name' is not defined"),
+    "assert": Row("assert rank > 5, 'too low'", "AssertionError", "too low"),
+    "sys.exit": Row(
+        "import sys, time\ntime.sleep(rank / 10)\nsys.exit(3)",
+        "RankExited",
+        "rank 0 exited with code 3 (SystemExit)",
+        4,
+    ),
+    "leading blank lines": Row("\n\n\n1 / 0", "ZeroDivisionError", "division by zero", 5),
+    "a magic": Row("%time 1 / 0", "ZeroDivisionError", "division by zero"),
+    "one rank": Row(
+        "import time\nif rank == 1:\n    raise KeyError('user bug')\ntime.sleep(30)",  # NB2
+        "KeyError",
+        "'user bug'",
+        4,
+        "rank 1 failed first; cut off by that: rank 0",
+    ),
+    "one rank, the other in a collective": Row(
+        "import torch, torch.distributed as dist\nif rank == 1:\n    raise ValueError('rank one')\n"
+        "dist.all_reduce(torch.ones(2))",
+        "ValueError",
+        "rank one",
+        4,
+        "rank 1 failed first; cut off by that: rank 0",
+    ),
+    "one rank exits": Row(
+        "import sys, time\nif rank: sys.exit(3)\ntime.sleep(30)",
+        "RankExited",
+        "rank 1 exited with code 3 (SystemExit)",
+        3,
+        "rank 1 failed first; cut off by that: rank 0",
+    ),
+    "one rank interrupts itself": Row(
+        "import time\nif rank: raise KeyboardInterrupt\ntime.sleep(30)",
+        "KeyboardInterrupt",
+        "",
+        3,
+        "rank 1 failed first; cut off by that: rank 0",
+    ),
+    "each another": Row(
+        "import time\nif rank == 0:\n    time.sleep(.1)\n    1 / 0\nraise ValueError('b')",
+        "ValueError",
+        "b",
+        6,
+        "rank 1 failed first; also failed: rank 0 (ZeroDivisionError: division by zero)",
+    ),
+    "same kind, other text": Row(
+        "import time\ntime.sleep(rank / 10)\nraise ValueError(f'on {rank}')",
+        "ValueError",
+        "on 0",
+        4,
+        "rank 0 failed first; also failed: rank 1 (ValueError: on 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=name.replace(" ", "-")) for name, row in ROWS.items()])
+def test_error(nb: Notebook, row: Row) -> None:
+    cell = nb.fails(row.code)
+    check(cell, row)
+    assert nb.ranks("import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)").error is None
+    assert cell.seconds < 5
+
+
+def check(cell: Cell, row: Row) -> None:
+    assert cell.error is not None, cell.text
+    kind, text, _ = cell.error
+    shown = cell.traceback
+    assert kind == row.kind, cell.text
+    assert row.text in text if row.kind == "RuntimeError" else text == row.text, cell.text
+    assert not OURS.search(shown), shown
+    source = ["%%distributed -n 2", *row.code.split("\n")]
+    arrows = [line for line in shown.splitlines() if line.startswith("-") and ">" in line]
+    assert any(re.fullmatch(rf"-+> {row.line} {re.escape(source[row.line - 1])}", line) for line in arrows), shown
+    assert re.search(r"Cell In\[\d+\], line " + str(row.line), shown), shown
+    if row.line > 2:
+        above = source[row.line - 2]
+        assert not above or re.search(rf"^ +{row.line - 1} {re.escape(above)}$", shown, re.M), shown
+    assert row.note in shown.splitlines(), shown
+    for part in row.more:
+        assert part in shown, shown
+    if row.note.startswith("on ranks"):
+        assert "rank 1 failed" not in shown and "cut off" not in shown
+    if "alone" in row.text:
+        assert "'k'" not in shown.split("alone")[-1] and "KeyError" not in shown.replace("except KeyError", "")
+
+
+def test_a_group_of_exceptions_ends_the_cell(nb: Notebook) -> None:
+    here = nb.run("raise ExceptionGroup('many', [ValueError('a'), KeyError('b')])")
+    cell = nb.fails("raise ExceptionGroup('many', [ValueError('a'), KeyError('b')])")
+    assert here.status == cell.status == "error"
+    text = cell.text
+    for part in ("ExceptionGroup: many (2 sub-exceptions)", "ValueError: a", "KeyError: 'b'", "on ranks 0, 1"):
+        assert part in text, text
+
+
+def test_a_rank_that_dies(nb: Notebook) -> None:
+    cell = nb.fails(
+        "import os, torch, torch.distributed as dist\nif rank == 1: os._exit(7)\ndist.all_reduce(torch.ones(2))"
+    )
+    assert cell.error is not None and cell.error[0] == "RankLost"
+    assert "rank 1 exited with code 7 at cell line 3" in cell.error[1] and "cut off by that: rank 0" in cell.traceback
+    cell = nb.ranks("print('here')", "-n 2 --output rank0")
+    assert cell.stdout == "here\n" and "new ranks" in cell.stderr
+    cell = nb.fails("import ctypes, time\nif rank == 1: ctypes.string_at(0)\ntime.sleep(30)")
+    assert cell.error is not None and "SIGSEGV" in cell.error[1] and "at cell line 3" in cell.error[1]
+    cell = nb.fails("import os, signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(30)")
+    assert cell.error is not None and "rank 0 was killed by SIGKILL" in cell.error[1] and "memory" in cell.error[1]
+    assert cell.seconds < 5
+
+
+def test_a_syntax_error_is_shown_as_jupyter_shows_it(fresh: Notebook) -> None:
+    cell = fresh.fails("x = = 3")
+    assert cell.error is not None and cell.error[0] == "SyntaxError"
+    shown = cell.traceback
+    assert "line 2" in shown and "x = = 3" in shown and "^" in shown and not OURS.search(shown), shown
+    assert fresh.ok("%distributed status").stdout.startswith("no ranks")
+    here = fresh.run("x = = 3")
+    assert here.error is not None
+    assert [line.strip() for line in here.traceback.splitlines()][1:] == [line.strip() for line in shown.splitlines()][
+        1:
+    ], shown
+    # the shell is as it was: the next one is an ordinary one
+    cell = fresh.run("compile('y = = 4', 'file', 'exec')")
+    assert "compile(" in cell.traceback
+    cell = fresh.fails("a = 1\ndef f(:\n    pass")
+    assert "line 3" in cell.traceback
+
+
+def test_except_catches_the_notebooks_class(nb: Notebook) -> None:
+    nb.ok(
+        "try:\n    get_ipython().run_cell_magic('distributed', '-n 2', 'raise NotebookError(3)')\n"
+        "except NotebookError as e:\n    caught = repr(e), type(e) is NotebookError, e.__notes__"
+    )
+    assert nb.value("caught") == ("NotebookError(3)", True, ["on ranks 0, 1"])
+    nb.ok(
+        "try:\n    get_ipython().run_cell_magic('distributed', '-n 2', 'class E(LookupError): pass\\nraise E(1)')\n"
+        "except LookupError as e:\n    caught = type(e).__name__, e.args"
+    )
+    assert nb.value("caught") == ("E", (1,))
+
+
+def test_timeout(nb: Notebook) -> None:
+    cell = nb.fails(
+        "import time, torch.distributed as dist\nif rank: dist.barrier()\ntime.sleep(20)",
+        "-n 2 --timeout 1",
+        timeout=30,
+    )
+    assert cell.error is not None and cell.error[0] == "CellTimeout"
+    for part in ("--timeout of 1 s", "rank 0 is ", "at cell line 4", "rank 1 is in barrier", "at cell line 3"):
+        assert part in cell.error[1], cell.error[1]
+    assert cell.seconds < 4
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--gpu 2", ("--gpu", "did you mean --gpus")),
+        ("--gpus 8", ("this machine has no GPU", "--cpus 8")),
+        ("-n", ("-n: takes a number of ranks",)),
+        ("-n 0", ("-n 0", "1 or more")),
+        ("-n 2 --ranks 0-5", ("ranks 0 to 1", "no rank 5")),
+        ("--output some", ("--output some", "merged, rank0, none")),
+        ("--ranks x", ("--ranks x", "0,2-3")),
+        ("-n 2 --cpus 2", ("-n and --cpus exclude each other",)),
+        ("-n 2 something", ("something", "-n", "--timeout")),
+        ("--return a.b", ("--return a.b",)),
+    ],
+)
+def test_wrong_options(nb: Notebook, options: str, told: tuple[str, ...]) -> None:
+    cell = nb.fails("never = 1", options)
+    assert cell.error is not None
+    for part in told:
+        assert part in cell.error[1], cell.text
+    assert len(cell.traceback.splitlines()) == 1, cell.traceback
+    assert nb.value("'never' in globals()") is False
