@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +43,7 @@ def capture(shell: Any, line: str, cell: str) -> CellSource:
     """
     raw = f"%%distributed {line}\n{cell}"
     file = shell.compile.cache(raw, shell.execution_count, raw_code=raw)
-    blank = len(cell) - len(cell.lstrip("\n"))  # IPython's transformation drops leading blank lines
-    source = "\n" * (1 + blank) + shell.transform_cell(cell)
+    source = "\n" * (1 + _blank_lines(cell)) + shell.transform_cell(cell)
     flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     names: Names = analyse(source, file, flags)
     reads, maybe, stores = set(names.reads), set(names.maybe), set(names.stores)
@@ -54,6 +54,11 @@ def capture(shell: Any, line: str, cell: str) -> CellSource:
     return CellSource(
         source, file, flags, frozenset(reads), frozenset(maybe), frozenset(stores), names.deletes - frozenset(reads)
     )
+
+
+def _blank_lines(cell: str) -> int:
+    """Leading lines that IPython's transformation drops."""
+    return sum(1 for _ in itertools.takewhile(str.isspace, cell.splitlines(keepends=True)))
 
 
 def _in_magics(tree: ast.AST, file: str, flags: int) -> list[tuple[set[str], set[str]]]:

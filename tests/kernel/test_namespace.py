@@ -185,6 +185,17 @@ def test_exception_class_of_the_notebook_is_caught(nb: Notebook) -> None:
     assert nb.value("(caught, 'error' in globals())") == ("x", False)
 
 
+def test_names_of_except_and_conditional_del(nb: Notebook) -> None:
+    nb.ok("exc, maybe_gone, surely_gone = 'kept', 1, 2")
+    nb.ranks(
+        "try:\n    pass\nexcept ValueError as exc:\n    pass\nif rank > 5:\n    del maybe_gone\n"
+        "if rank == 0:\n    del surely_gone"
+    )
+    assert nb.value("(exc, maybe_gone, 'surely_gone' in globals())") == ("kept", 1, False)
+    nb.ranks("try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    pass")
+    assert nb.value("'exc' in globals()") is False
+
+
 def test_closures_share_their_variable(nb: Notebook) -> None:
     nb.ok(
         "def counter():\n    n = 0\n    def up():\n        nonlocal n; n += 1\n    def get(): return n\n"
