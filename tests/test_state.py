@@ -168,9 +168,8 @@ assert utils.gather(torch.ones(1)).sum() == int(__import__("os").environ.get("WO
 accelerator = Accelerator()
 accelerator.print("printed by", accelerator.process_index)
 rows = torch.ones(accelerator.process_index + 1)
-print(f"rank={accelerator.process_index}/{accelerator.num_processes} {accelerator.device}
-{accelerator.distributed_type} "
-      f"{accelerator.gather(rows).tolist()}")
+who = f"rank={accelerator.process_index}/{accelerator.num_processes} {accelerator.device}"
+print(who, accelerator.distributed_type, accelerator.gather(rows).tolist())
 model = accelerator.prepare(torch.nn.Linear(1, 1))
 accelerator.backward(model(rows[:, None]).mean())
 accelerator.wait_for_everyone()

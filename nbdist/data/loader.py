@@ -109,7 +109,8 @@ class Source:
     def plan(self, epoch: int) -> FlatPlan | LazyPlan:
         sampler, own = self.sampler, self.own_batches
         if not self.sharded:  # what is already sharded is the user's, its epochs too
-            for one in (sampler, own, getattr(own, "sampler", None)):
+            mine: tuple[Any, ...] = (sampler, own, getattr(own, "sampler", None))
+            for one in mine:
                 if hasattr(one, "set_epoch"):
                     one.set_epoch(epoch)
         seed = randomness.mixed(self.seed(), epoch)
@@ -277,8 +278,8 @@ def prepare_loader(loader: DataLoader, rank: int, ranks: int, live: list[Cursor 
     if isinstance(loader.dataset, IterableDataset):
         if getattr(loader.dataset, "_distributed", None) is not None:
             raise NotImplementedError(
-                "this dataset is already split by rank (split_dataset_by_node), so the ranks do not know how many samples "
-                "there are together. Pass it unsplit: prepare() gives each rank its share."
+                "this dataset is already split by rank (split_dataset_by_node), so the ranks do not know how many "
+                "samples there are together. Pass it unsplit: prepare() gives each rank its share."
             )
         batched = loader.batch_size is not None
         own["dataset"] = ShardedIterable(

@@ -44,6 +44,10 @@ def on_ranks(make: Any, ranks: int) -> list[Any]:
     return [prepare_loader(make(), rank, ranks, [None]) for rank in range(ranks)]
 
 
+def flattened(lists: Any) -> list[Any]:
+    return [item for one in lists for item in one]
+
+
 def real(loader: Any) -> list[list[int]]:
     return [batch[:local] for batch, local, _ in delivered(loader)]
 
@@ -77,16 +81,16 @@ def test_orders_advance_and_are_a_function_of_seed_and_epoch(options: dict[str, 
     loaders = on_ranks(make, 2)
     epochs = [[real(loader) for loader in loaders] for _ in range(2)]
     for epoch in epochs:
-        assert sorted(sum(sum(epoch, []), [])) == list(range(12))
+        assert sorted(flattened(flattened(epoch))) == list(range(12))
     assert epochs[0] != epochs[1]
     (again,) = on_ranks(make, 1)
     torch.rand(5)
     again.set_epoch(1)
     joined = [index for pair in zip(*epochs[1], strict=True) for step in pair for index in step]
-    assert sum(real(again), []) == joined
+    assert flattened(real(again)) == joined
     set_seed(1)
     again.set_epoch(1)
-    assert sum(real(again), []) != joined
+    assert flattened(real(again)) != joined
 
 
 def test_the_seed_is_that_of_the_users_generator() -> None:
@@ -112,7 +116,7 @@ def test_the_seed_is_that_of_the_users_generator() -> None:
 )
 def test_any_sampler_gives_the_ranks_one_order_whatever_they_have_drawn(sampler: Any) -> None:
     (alone,) = on_ranks(lambda: DataLoader(range(9), batch_size=1, sampler=sampler()), 1)
-    order = sum(real(alone), [])
+    order = flattened(real(alone))
     parts = []
     for loader in on_ranks(lambda: DataLoader(range(9), batch_size=2, sampler=sampler()), 2):
         torch.rand(3)
@@ -144,7 +148,7 @@ def test_a_users_batches_stay_whole_and_go_round_robin() -> None:
 
 def test_batch_samplers_that_draw_and_have_no_length() -> None:
     loaders = on_ranks(lambda: DataLoader(range(30), batch_sampler=Ragged(30)), 2)
-    epochs = [sum((sum(real(loader), []) for loader in loaders), []) for _ in range(2)]
+    epochs = [flattened(flattened(real(loader)) for loader in loaders) for _ in range(2)]
     assert all(sorted(epoch) == list(range(30)) for epoch in epochs) and epochs[0] != epochs[1]
     with pytest.raises(TypeError):
         len(loaders[0])
@@ -207,7 +211,7 @@ def test_streams_give_each_sample_once_and_every_rank_as_many_steps(ranks: int, 
 
 def test_a_stream_without_length_metric_rows() -> None:
     first, second = on_ranks(lambda: DataLoader(Stream(range(9)), batch_size=2), 2)
-    assert sorted(sum(real(first) + real(second), [])) == list(range(9))
+    assert sorted(flattened(real(first) + real(second))) == list(range(9))
     with pytest.raises(TypeError):
         len(first)
 

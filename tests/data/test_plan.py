@@ -26,7 +26,7 @@ def test_ranks_take_each_step_together(rows: int, batch: int, ranks: int, drop: 
     for step, samples in enumerate(expected[start:], start):
         counts = [plan.counts(step) for plan in plans]
         taken = [view[step - start] for view in views]
-        assert sum((mine[:local] for mine, (local, _) in zip(taken, counts, strict=True)), []) == samples
+        assert [row for mine, (local, _) in zip(taken, counts, strict=True) for row in mine[:local]] == samples
         assert {total for _, total in counts} == {len(samples)}
         sizes = [local for local, _ in counts]
         assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)

@@ -85,16 +85,9 @@ def test_it_trains_as_plain_torch_does(name: str, ranks: int) -> None:
             assert found[key] == pytest.approx(value, abs=1e-6), key
 
 
+REST = {"drop_last": False, "momentum": 0.9, "epochs": 2}
 CASES = [
-    {
-        "rows": rows,
-        "batch": batch,
-        "sampler": sampler,
-        "drop_last": False,
-        "tokens": tokens,
-        "momentum": 0.9,
-        "epochs": 2,
-    }
+    {"rows": rows, "batch": batch, "sampler": sampler, "tokens": tokens, **REST}
     for rows, batch in [(1, 4), (3, 1), (7, 2), (11, 3)]
     for sampler in ("in order", "stream")
     for tokens in (False, True)
