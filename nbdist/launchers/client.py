@@ -52,10 +52,11 @@ class Supervisor:
         there.close()
         self._lock = threading.Lock()
         self._up: Message | None = None
+        self._lost = False  # its end of the socket is closed: it is ending, or has
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return not self._lost and self.process.poll() is None
 
     def up(self) -> Message:
         """Wait until the fork server is ready. Its fields: pid, server, port of the store."""
@@ -87,6 +88,7 @@ class Supervisor:
                     self.link.send(kind, b"", files, **fields)
                     answer = self.link.receive().fields
             except LinkClosed as error:
+                self._lost = True
                 raise SupervisorLost(self._last_words("has ended", error)) from None
         if "error" in answer:
             raise SupervisorLost(f"the supervisor could not do {kind!r}: {answer['error']}")

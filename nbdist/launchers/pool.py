@@ -96,17 +96,20 @@ class Pool:
         Raises:
             StartFailed: one could not; the message names it. No process is left behind.
         """
-        self._forget()
-        owner = self._owner = self._supervisor()
-        port = owner.up()["port"]
-        try:
-            with shielded():
-                self._fork(owner, port)
-            self._wait_for_ready()
-        except BaseException:
-            with shielded():
-                self.end()
-            raise
+        for last in (False, True):
+            self._forget()
+            owner = self._owner = self._supervisor()
+            try:
+                port = owner.up()["port"]
+                with shielded():
+                    self._fork(owner, port)
+                self._wait_for_ready()
+                return
+            except BaseException as error:
+                with shielded():
+                    self.end()
+                if last or owner.alive or not isinstance(error, StartFailed):
+                    raise  # else the supervisor was just ending: another one
 
     def _fork(self, owner: Supervisor, port: int) -> None:
         self.mark = b"\0nbdist" + secrets.token_hex(8).encode() + b"\n"
@@ -316,7 +319,10 @@ class Pool:
         """How the ranks ended: None while alive, negative for a signal."""
         if self._owner is None or not self._owner.alive:
             return [None] * self.size
-        return self._owner.request("exit codes", pool=self.name)["codes"]
+        try:
+            return self._owner.request("exit codes", pool=self.name)["codes"]
+        except SupervisorLost:
+            return [None] * self.size
 
     # ---------------------------------------------------------------- looking at what ranks hold
 

@@ -110,12 +110,16 @@ class Supervisor:
 
     def sweep(self) -> None:
         """End what a dead rank left behind: its DataLoader workers and subprocesses are re-parented to us."""
-        keep = {forkserver._forkserver._forkserver_pid, multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        keep = {server, multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
         while True:
             time.sleep(SWEEP_EVERY)
             if sys.platform != "linux":
                 continue
-            for pid, (parent, _) in parents().items():
+            table = parents()
+            if table.get(server, (0, "Z"))[1] == "Z":  # its ranks ended with it; the notebook starts another of us
+                end()
+            for pid, (parent, _) in table.items():
                 if parent == os.getpid() and pid not in keep:
                     for below in [*descendants(pid), pid]:
                         kill(below)

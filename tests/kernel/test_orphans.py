@@ -74,7 +74,7 @@ def test_the_kernel_is_killed(fresh: Notebook, moment: str) -> None:
     killed(fresh)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_kernel_is_killed_at_a_random_moment(seed: int) -> None:
     """From the import of the extension to a running cell: while the supervisor warms, forks, ranks join."""
     with Notebook() as notebook:
@@ -124,13 +124,13 @@ def test_normal_end_leaves_nothing() -> None:
         all_gone(below, notebook)
 
 
-def test_unloading_leaves_nothing(fresh: Notebook) -> None:
-    fresh.ok(magic("subprocess.Popen(['sleep', '1000'], start_new_session=True)", RANKS))
-    below = fresh.processes()
-    fresh.ok("%unload_ext nbdist")
-    all_gone(below, fresh)
-    fresh.ok("%load_ext nbdist")
-    works(fresh, RANKS)
+def test_unloading_leaves_nothing(nb: Notebook) -> None:
+    nb.ok(magic("subprocess.Popen(['sleep', '1000'], start_new_session=True)", RANKS))
+    below = nb.processes()
+    nb.ok("%unload_ext nbdist")
+    all_gone(below, nb)
+    nb.ok("%load_ext nbdist")
+    works(nb, RANKS)
 
 
 def test_stopping_the_ranks_leaves_nothing_of_theirs(nb: Notebook) -> None:
@@ -173,43 +173,44 @@ def test_a_rank_is_killed_with_its_workers(nb: Notebook) -> None:
     assert not set(before) & set(after)
 
 
-def test_the_supervisor_is_killed_in_a_cell(fresh: Notebook) -> None:
+def test_the_supervisor_is_killed_in_a_cell(nb: Notebook) -> None:
     """Ranks end with it, the cell says so, and the next cell starts anew."""
-    before = works(fresh, RANKS)
+    before = works(nb, RANKS)
     code = SLOW_DATA + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=1): print(f'here {rank}')"
-    running = fresh.start(magic(code, RANKS))
-    show(fresh, running, RANKS)
-    below = fresh.processes()
+    running = nb.start(magic(code, RANKS))
+    show(nb, running, RANKS)
+    below = nb.processes()
     start = time.monotonic()
-    supervisor_of(fresh, before).kill()
-    cell = fresh.wait(running)
+    supervisor_of(nb, before).kill()
+    cell = nb.wait(running)
     assert time.monotonic() - start < END_LIMIT
     assert cell.error is not None
     assert cell.error[0] == "RankLost"
     assert re.search(r"rank \d", cell.error[1])
-    after = works(fresh, RANKS)
+    after = works(nb, RANKS)
     assert not set(before) & set(after)
     assert not wait_gone(below, GONE_LIMIT)
 
 
-def test_the_supervisor_is_killed_between_cells(fresh: Notebook) -> None:
-    before = works(fresh, RANKS)
-    below = fresh.processes()
-    supervisor_of(fresh, before).kill()
+def test_the_supervisor_is_killed_between_cells(nb: Notebook) -> None:
+    before = works(nb, RANKS)
+    below = nb.processes()
+    supervisor_of(nb, before).kill()
     assert not wait_gone(below, GONE_LIMIT)
-    after = works(fresh, RANKS)
+    after = works(nb, RANKS)
     assert not set(before) & set(after)
 
 
-def test_the_fork_server_is_killed(fresh: Notebook) -> None:
-    """It is the ranks' parent: they end with it, and the next cell starts anew."""
-    before = works(fresh, RANKS)
+def test_the_fork_server_is_killed(nb: Notebook) -> None:
+    """It is the ranks' parent: they end with it, so does the supervisor, and the next cell starts anew."""
+    before = works(nb, RANKS)
     server = psutil.Process(before[0]).parent()
     assert server is not None
     ranks = [psutil.Process(pid) for pid in before]
+    supervisor = supervisor_of(nb, before)
     server.kill()
-    assert not wait_gone(ranks, GONE_LIMIT)
-    works(fresh, RANKS)
+    assert not wait_gone([*ranks, supervisor], GONE_LIMIT)
+    works(nb, RANKS)
 
 
 def supervisor_of(notebook: Notebook, ranks: list[int]) -> psutil.Process:
