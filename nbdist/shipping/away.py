@@ -26,6 +26,7 @@ from nbdist.shipping.message import (
     binding_order,
     decode,
 )
+from nbdist.shipping.modules import LoadedModules
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
@@ -47,6 +48,7 @@ class Away:
         self._table = Table(namespace)
         self._encoder = Encoder(self._table, self)
         self._arrived: tuple[dict[str, Any], Any] | None = None
+        self._modules = LoadedModules()
         self._cell = 0
         self._provisional: dict[str, list[Token]] = {}  # tokens given out after the last cell, by group
         self._provisional_cell: int | None = None
@@ -77,6 +79,12 @@ class Away:
         for key, name in envelope["settle"]["pins"]:
             if key not in self._pins and name in self.namespace:
                 self._pins[key] = self.namespace[name]
+        try:
+            self._modules.follow(envelope["modules"])
+        except Exception as error:
+            for file in files:
+                _close(file)
+            raise CannotReceive("", f"a module of yours cannot be loaded again: {reason_of(error)}") from error
         try:
             received = decode(envelope, files, self._table, self, isolate=False)
         except DecodeFailed as failure:

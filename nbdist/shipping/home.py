@@ -29,6 +29,7 @@ from nbdist.shipping.message import (
     changed,
     decode,
 )
+from nbdist.shipping.modules import UserModules
 from nbdist.shipping.ranks import Ranks
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
@@ -107,6 +108,7 @@ class Home:
         self._encoder = Encoder(self._table, self)
         self._bound: dict[str, Any] = {}
         self._ranks = Ranks(world_size, self._table.tokens)
+        self._modules = UserModules()
         self._numbers = itertools.count()
         self._handles: list[RankedValue] = []
         self._cell = 0
@@ -171,7 +173,10 @@ class Home:
             for plan in [common, *plans]:
                 _close(plan.packed.files)
             raise
+        for plan in plans:
+            self._modules.note(plan.packed.modules)
         header = {
+            "modules": self._modules.stamps(),
             "cell": self._cell + 1,
             "settle": self._settle,
             "hooks": _hook_counter(),

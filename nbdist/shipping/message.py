@@ -51,6 +51,7 @@ class Packed:
     born: list[tuple[Token, Node]] = field(default_factory=list)
     digests: dict[Token, Any] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)
 
     def envelope(self) -> dict[str, Any]:
         return {
@@ -206,7 +207,7 @@ class Encoder:
             (sort, key, offset, memo[id(mark)][0])
             for (sort, key, offset, _), mark in zip(packed.spans, marks, strict=True)
         ]
-        packed.payload = stream.getvalue()
+        packed.payload, packed.modules = stream.getvalue(), packer.modules
         return packed, (memo, memory)
 
     def _bulks(

@@ -25,6 +25,7 @@ from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain
 from nbdist.shipping.kinds_object import ObjectKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing, raw
+from nbdist.shipping.modules import find_module, importable, submodules
 from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
@@ -57,6 +58,7 @@ class Packer(cloudpickle.Pickler):
         self.known_cells: set[int] = set()
         self.known_memory: Callable[[], KnownMemory] | None = None
         self.known: Callable[[int], Any] = lambda key: None
+        self.modules: set[str] = set()  # that what is pickled refers to
 
     def frame(self, content: Any) -> None:
         """Pickle without cloudpickle's wrapper, which turns a RecursionError into a PicklingError without the cause."""
@@ -83,8 +85,12 @@ class Packer(cloudpickle.Pickler):
         memory = self._memory(value, cls)
         if memory is not None:
             return memory
+        if isinstance(value, types.ModuleType):
+            return self._module(value)
         if isinstance(value, io.TextIOBase):
             return self._stream(value)
+        if isinstance(value, type):
+            self._refer(value.__module__, "its class" if self.kinds.of(value) is None else "")
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple) and value.__dict__.get("__slots__"):
             return _with_slots(value, reduced)
@@ -97,6 +103,21 @@ class Packer(cloudpickle.Pickler):
         if facts.pool is not self.side:
             raise StaysOnRank("it stays on the ranks of another pool")
         return _ranks_own, (self.side, facts.key, facts.name, facts.path)
+
+    def _refer(self, name: Any, what: str) -> None:
+        """Something is pickled by the name of its module."""
+        if not what or not isinstance(name, str) or name in self.modules:
+            return
+        if not importable(name):
+            raise StaysOnRank(f"{what} is in module {name!r}, which has no file that the ranks could import")
+        self.modules.add(name)
+
+    def _module(self, module: types.ModuleType) -> Any:
+        name = module.__name__
+        if sys.modules.get(name) is not module:
+            return super().reducer_override(module)  # made by hand: by value
+        self._refer(name, "it")
+        return find_module, (name, submodules(module))
 
     def _stream(self, value: io.TextIOBase) -> Any:
         """A rank's own stdout for the notebook's. cloudpickle would send the text of an open file, and the copy would not be the file."""
@@ -187,6 +208,7 @@ class Packer(cloudpickle.Pickler):
 
     def _function(self, function: types.FunctionType) -> Any:
         if by_reference(function):
+            self._refer(function.__module__, "it")
             return NotImplemented
         if function.__globals__ is self.namespace:
             scope: Any = self.namespace

@@ -124,7 +124,7 @@ def test_return_limit_keeps_the_largest_on_the_ranks(nb: Notebook) -> None:
     arrival = nb.cell("import torch\nbig=torch.zeros(1<<20); small=torch.ones(10); n=1", limit=1 << 20)
     assert isinstance(nb["big"], RankedValue) and nb["small"].sum() == 10 and nb["n"] == 1
     assert "over the return limit of 1.0 MiB" in repr(nb["big"]) and handle_facts(nb["big"]).size >= 4 << 20
-    assert list(arrival.handles) == ["big"]
+    assert list(arrival.handles) == ["big"], arrival
     nb.cell("big[0]=1; r=big.sum().item()")
     assert nb["r"] == 1
     assert nb.peek(0, "big").sum() == 1

@@ -1,0 +1,100 @@
+"""Which names a cell reads."""
+
+from __future__ import annotations
+
+import builtins
+
+import pytest
+
+from nbdist.shipping import analyse
+
+BUILTINS = frozenset(dir(builtins)) | {"get_ipython"}
+
+READS = {
+    "comprehension": ("[x*k for x in xs if x in (y for y in ys)]", {"k", "xs", "ys"}),
+    "class body": ("class A(Base):\n  z = q\n  w = z", {"Base", "q"}),
+    "class x = x": ("class A:\n  x = x", {"x"}),
+    "augmented": ("t += 1", {"t"}),
+    "augmented attribute": ("o.data[i] += v", {"o", "i", "v"}),
+    "attribute is no name": ("o.data", {"o"}),
+    "star import": ("from math import *\ny = sin(s)", {"sin", "s"}),
+    "walrus": ("if (n := len(v)) > 3: print(n)", {"v"}),
+    "match": (
+        "match cmd:\n  case P(x=px, y=1) as whole: r = px\n  case [h, *rest]: r = h\n  case M.K: pass",
+        {"cmd", "P", "M"},
+    ),
+    "f-string": ("f'{x=} {y!r:>{w}}'", {"x", "y", "w"}),
+    "decorator": ("@deco(arg)\ndef f(a=dflt): pass", {"deco", "arg", "dflt"}),
+    "annotations": ("def f(a: Ann) -> Ret: pass\nv: VAnn = 1", {"Ann", "Ret", "VAnn"}),
+    "except": ("try:\n  z()\nexcept E as e:\n  print(e)", {"z", "E"}),
+    "assigned first": ("x = 1\nprint(x)", set()),
+    "with": ("with open(p) as fh: fh.read()", {"p"}),
+    "target of a loop": ("for o.i in xs: pass", {"o", "xs"}),
+    "await": ("await coro()", {"coro"}),
+    "future annotations": ("from __future__ import annotations\ndef f(a: Ann): pass", set()),
+    "first iterable": ("sum(i for i in src)", {"src"}),
+    "import of a submodule": ("import os.path\nos.getcwd()", set()),
+    "string annotation": ("x: 'Later' = 3", set()),
+    "super": ("class B(A):\n  def m(self): return super().m() + __class__.k", {"A"}),
+    "both branches bind": ("if c: x = 1\nelse: x = 2\nprint(x)", {"c"}),
+    "branch that raises": ("if c: x = 1\nelse: raise E\nprint(x)", {"c", "E"}),
+    "try binds or raises": ("try: x = f()\nexcept E: raise\nprint(x)", {"f", "E"}),
+    "dunder names": ("print(__name__)", set()),
+    "deleted, then read": ("x = 1\ndel x\nprint(x)", set()),
+    "type parameters": ("def f(x): return x\nf(y)", {"y"}),
+}
+
+MAYBE = {
+    "global": ("def f():\n  global n\n  n += 1\nf()", {"n"}),
+    "function then assigned": ("def f(): return x\nx = 1\nf()", {"x"}),
+    "lambda": ("(lambda u: u + off)(1)", {"off"}),
+    "nonlocal": ("def f():\n  a=1\n  def g():\n    nonlocal a\n    a = bb\n  g()", {"bb"}),
+    "method": ("class A:\n  def m(self): return z", {"z"}),
+    "may be bound before": ("if c: x = 1\nprint(x)", {"x"}),
+    "loop variable": ("for i in it: acc.append(i)\nprint(i)", {"i"}),
+    "line magic": ("get_ipython().run_line_magic('timeit', '-n1 f(x)')", {"f", "x"}),
+    "shell": ("get_ipython().system('echo {name}')", {"name"}),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads(name: str) -> None:
+    source, want = READS[name]
+    assert analyse(source).reads - BUILTINS == want
+
+
+@pytest.mark.parametrize("name", MAYBE)
+def test_maybe(name: str) -> None:
+    source, want = MAYBE[name]
+    names = analyse(source)
+    assert want <= names.maybe and not want & names.reads
+
+
+def test_stores_and_deletes() -> None:
+    names = analyse(
+        "a = 1\ndel b\nfor c in x: pass\ndef d():\n  global e\n  e = 1\nwith f() as g: pass\nfrom m import *"
+    )
+    assert names.stores == {"a", "c", "d", "e", "g"} and names.deletes == {"b"} and names.star
+    assert analyse("try: 1/0\nexcept E as e: pass").deletes == {"e"}
+
+
+def test_syntax_error_passes_through() -> None:
+    with pytest.raises(SyntaxError) as caught:
+        analyse("x = = 1", "<cell 3>")
+    assert caught.value.filename == "<cell 3>"
+    with pytest.raises(SyntaxError):
+        analyse("return 5")
+
+
+def test_future_flag_of_the_shell() -> None:
+    import __future__
+
+    import ast
+
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | __future__.annotations.compiler_flag
+    assert analyse("def f(a: Ann): pass", "<cell>", flags).reads == set()
+    assert analyse("def f(a: Ann): pass").reads == {"Ann"}
+
+
+def test_cached_by_text() -> None:
+    assert analyse("q = w + 1") is analyse("q = w + 1")
