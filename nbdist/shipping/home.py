@@ -487,9 +487,7 @@ class Home:
             self._sweep()
 
     def _holds_much(self) -> bool:
-        return any(
-            getattr(value, "nbytes", 0) >= MUCH for value in self._table.objects.values() if hasattr(value, "shape")
-        )
+        return any(_is_much(value) for value in self._table.objects.values())
 
     def _sweep(self) -> None:
         start = time.perf_counter()
@@ -540,3 +538,10 @@ def _raise_hook_counter(to: int) -> None:
     hooks = sys.modules.get("torch.utils.hooks")
     if hooks is not None:
         hooks.RemovableHandle.next_id = max(hooks.RemovableHandle.next_id, to)
+
+
+def _is_much(value: Any) -> bool:
+    try:
+        return hasattr(value, "shape") and value.nbytes >= MUCH
+    except Exception:  # a sparse tensor has no nbytes, and raises no AttributeError
+        return False
