@@ -193,17 +193,18 @@ class Away:
         self._before = dict(self.namespace)
         if lead is None:
             lead = self.rank == 0
-        if lead and not self._tracks:
+        if lead and len(self._table.snapshots) < len(self._table.objects):
             self._take_snapshots()
         self._tracks = lead
 
     def _take_snapshots(self) -> None:
+        """Where this rank has not compared before, because another one led."""
         table = self._table
         walked = table.walker.walk([(name, self._before[name]) for name in self._reads if name in self._before])
         for key, node in walked.nodes.items():
             token = table.tokens.get(key)
             if token is not None:
-                table.snapshots[token] = node.snapshot
+                table.snapshots.setdefault(token, node.snapshot)
 
     def give(
         self,

@@ -140,6 +140,8 @@ class Classifier:
             strip = exporter.strip
         if issubclass(cls, type):
             return _LOOK
+        if issubclass(cls, types.ModuleType):
+            return None
         if cls in (type(sys.stdout), type(sys.stderr)):
             return None  # each process has its own
         memory = self._decide_memory(cls)

@@ -107,7 +107,7 @@ class Home:
         self._table = Table(namespace)
         self._encoder = Encoder(self._table, self)
         self._bound: dict[str, Any] = {}
-        self._ranks = Ranks(world_size, self._table.tokens)
+        self._ranks = Ranks(world_size, self._table)
         self._modules = UserModules()
         self._numbers = itertools.count()
         self._handles: list[RankedValue] = []
@@ -140,6 +140,11 @@ class Home:
             NotEnoughMemory: there is no room for the shared copy.
         """
         namespace = self.namespace
+        reads, maybe = set(reads), set(maybe)
+        for name in (reads | maybe) & self._bound.keys():
+            if name not in namespace:  # deleted here since
+                del self._bound[name]
+                self._settle["unbind"].append(name)
         hard = {name for name in reads if name in namespace}
         names = hard | {name for name in maybe if name in namespace}
         walked = self._walk(names, extra)
@@ -472,7 +477,7 @@ class Home:
         self._handles.clear()
         self._table.clear()
         self._bound.clear()
-        self._ranks = Ranks(self.world_size, self._table.tokens)
+        self._ranks = Ranks(self.world_size, self._table)
         self._settle = _nothing_to_settle()
 
     def prune(self) -> None:

@@ -51,7 +51,7 @@ class ObjectKind(Kind):
         now = self.attributes(value)
         cls = type(value)
         if old is None or old[0] != self.letter:
-            return cls, list(now.items()), [], list(now)
+            return cls, list(now.items()), None, list(now)  # None: everything else is to go
         before = dict(zip(old[1], old[2][1:], strict=True))
         return (cls if old[2][0] is not cls else None, *mapping_change(before, now))
 
@@ -65,10 +65,13 @@ class ObjectKind(Kind):
         kept = {id(part) for part in parts}
         names = {pair[0] for pair in change[1] if id(pair) not in kept}
         order = change[3] and [name for name in change[3] if name not in names]
-        return change[0], [pair for pair in change[1] if id(pair) in kept], change[2], order
+        return change[0], [pair for pair in change[1] if id(pair) in kept], change[2] or [], order
 
     def apply(self, value: Any, change: Any) -> None:
         cls, put, removed, order = change
+        if removed is None:
+            kept = {name for name, _ in put}
+            removed = [name for name in self.attributes(value) if name not in kept]
         if cls is not None and type(value) is not cls:
             value.__class__ = cls
         put_attributes(value, (put, removed, order))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbdist.shipping.kinds import Snapshot
-from nbdist.shipping.table import PART, Token
+from nbdist.shipping.table import GONE, PART, Table, Token
 from nbdist.shipping.walk import Walked
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ class Ranks:
     the snapshot says what it has. A name is *unbound* when its value is to be bound there whatever the others have.
     """
 
-    def __init__(self, world_size: int, tokens: dict[int, Token]) -> None:
-        self.tokens = tokens  # the table's, by identity
+    def __init__(self, world_size: int, table: Table) -> None:
+        self.table = table
         self.lacks: list[set[Token]] = [set() for _ in range(world_size)]
         self.stale: list[dict[Token, Snapshot | None]] = [{} for _ in range(world_size)]
         self.unbound: list[set[str]] = [set() for _ in range(world_size)]
@@ -82,18 +82,24 @@ class Ranks:
                 for below in _through(child, walked):
                     holders.setdefault(below, []).append(key)
         pending, seen = list(wanted), set(wanted)
+        keepers: set[int] = set()
         while pending:
-            key = pending.pop()
-            for holder in holders.get(key, ()):
+            for holder in holders.get(pending.pop(), ()):
                 token = self._token(holder)
-                node = walked.nodes[holder]
                 if token is not None and token not in lacking:
-                    updates.setdefault(token, (node, None))
-                    if updates[token][1] is not None:
-                        updates[token] = (node, None)
+                    keepers.add(holder)
                 elif holder not in seen:
                     seen.add(holder)
                     pending.append(holder)
+        for holder in keepers:
+            # A change against a snapshot in which the lacking objects are other ones: of an object only these attributes are sent.
+            node, token = walked.nodes[holder], self._token(holder)
+            old = updates[token][1] if token in updates else self.table.snapshots.get(token)
+            if old is not None:
+                letter, scalars, references = old
+                marked = tuple(GONE if any(b in seen for b in _through(ref, walked)) else ref for ref in references)
+                old = (letter, scalars, marked)
+            updates[token] = (node, old)
         for name in names:
             if any(below in seen for below in _through(namespace.get(name), walked)):
                 binds[name] = namespace[name]
@@ -155,7 +161,7 @@ class Ranks:
                 del self.stale[rank][token]
 
     def _token(self, key: int) -> Token:
-        return self.tokens.get(key)
+        return self.table.tokens.get(key)
 
 
 class _Lacking(frozenset):  # type: ignore[type-arg]

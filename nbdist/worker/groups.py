@@ -47,6 +47,8 @@ class Groups:
         self._store_was_cut = False
         self._generation = 0
         self._heal_works: bool | None = None
+        # torch's own: the guest puts others in their place, which only open and close the default group
+        self._init_process_group, self._destroy_process_group = dist.init_process_group, dist.destroy_process_group
         self._watch_new_groups()
 
     def _connect(self) -> None:
@@ -229,7 +231,7 @@ class Groups:
 
     def _make_again(self) -> None:
         try:
-            dist.destroy_process_group()
+            self._destroy_process_group()
         except Exception:  # a group whose peers were cut may not end cleanly; it is dropped anyway
             registry.GroupMember.WORLD = None
         self._connect()
@@ -238,6 +240,6 @@ class Groups:
 
     def open_again(self) -> None:
         backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(
+        self._init_process_group(
             backend, store=self.store, rank=self.rank, world_size=self.world_size, timeout=COLLECTIVE_TIMEOUT
         )

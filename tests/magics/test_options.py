@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from nbdist.magics.options import OptionError, parse, parse_ranks
 
 

@@ -90,7 +90,8 @@ def run(steps: list[Any], views: bool = False) -> None:
         else:
             pool.cell(sorted(step[1]), step[2], step[3])
             assert picture(pool.ns, NAMES) == picture(pool.plain, NAMES)
-    pool.home.prune()
+    if not views:
+        pool.home.prune()
     pool.ship(NAMES)
     want = picture(pool.plain, NAMES)
     assert picture(pool.ns, NAMES) == want
@@ -98,7 +99,7 @@ def run(steps: list[Any], views: bool = False) -> None:
         assert picture(space, NAMES) == want
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEP, max_size=10))
 def test_a_program_through_the_ranks_is_the_program(steps: list[Any]) -> None:
     run(steps)
@@ -116,7 +117,7 @@ WITH_VIEWS = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(WITH_VIEWS, max_size=10))
 def test_views_go_on_sharing_memory(steps: list[Any]) -> None:
     run(steps, views=True)
