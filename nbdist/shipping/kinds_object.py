@@ -17,6 +17,7 @@ from nbdist.shipping.kinds import (
     mapping_change,
     put_attributes,
 )
+from nbdist.shipping.reducers import REDUCERS
 
 Strip = Callable[[dict[str, Any]], Collection[str]]
 
@@ -182,7 +183,7 @@ class OpaqueKind(Kind):
     letter = "X"
 
     def reduced(self, value: Any) -> Any:
-        reducer = copyreg.dispatch_table.get(type(value))
+        reducer = REDUCERS.get(type(value)) or copyreg.dispatch_table.get(type(value))
         return reducer(value) if reducer is not None else value.__reduce_ex__(5)
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:

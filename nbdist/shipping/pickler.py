@@ -79,6 +79,8 @@ class Packer(cloudpickle.Pickler):
             return self._object(value, kind)
         if cls is types.FunctionType:
             return self._function(value)
+        if cls in REDUCERS:
+            return REDUCERS[cls](value)
         if cls is types.CodeType:
             # cloudpickle puts "<dynamic-code>" in place of the file name, which tracebacks need. Both sides are the same Python.
             return marshal.loads, (marshal.dumps(value),)

@@ -77,7 +77,15 @@ def fresh(random_: random.Random) -> Any:
 def mutate(namespace: dict[str, Any], names: list[str], seed: int, views: bool = False) -> None:
     """One random change to what is reachable from some names, or to the names."""
     random_ = random.Random(seed)
+    names = [name for name in names if name != "keep"]
     objects = reachable(namespace, names)
+    if views:  # a base stays in reach as long as its views
+        kept = namespace.setdefault("keep", [])
+        kept.extend(
+            value
+            for value in objects
+            if isinstance(value, torch.Tensor | np.ndarray) and all(value is not other for other in kept)
+        )
     pick = random_.choice(objects) if objects and random_.random() < 0.9 else None
     other = random_.choice(objects) if objects and random_.random() < 0.5 else fresh(random_)
     name = random_.choice(names)

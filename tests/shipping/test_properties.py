@@ -13,6 +13,7 @@ from nbdist.shipping import Away, Home
 from .shapes import mutate, picture
 
 NAMES = ["a", "b", "c", "d"]
+ALL = [*NAMES, "keep"]
 
 
 class Pool:
@@ -92,7 +93,7 @@ def run(steps: list[Any], views: bool = False) -> None:
             assert picture(pool.ns, NAMES) == picture(pool.plain, NAMES)
     if not views:
         pool.home.prune()
-    pool.ship(NAMES)
+    pool.ship(ALL if views else NAMES)
     want = picture(pool.plain, NAMES)
     assert picture(pool.ns, NAMES) == want
     for space in pool.spaces:
@@ -110,7 +111,7 @@ WITH_VIEWS = st.one_of(
     st.tuples(st.just("notebook"), st.integers(0, 10**6)),
     st.tuples(
         st.just("cell"),
-        st.just(NAMES),
+        st.just(ALL),
         st.lists(st.integers(0, 10**6), max_size=4),
         st.sampled_from([(0, 1), (0, 1), (0,), (1,)]),
     ),
