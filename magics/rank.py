@@ -12,6 +12,7 @@ import builtins
 import inspect
 import linecache
 import os
+import os
 import subprocess
 import sys
 from typing import Any
@@ -115,6 +116,7 @@ class CellRunner:
         }
         for name in cell["inject"]:
             self._namespace[name] = values[name]
+        self._namespace.setdefault("_dh", [os.getcwd()])  # %cd wants its history
 
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         for file, source in cell["sources"].items():

@@ -46,6 +46,7 @@ from nbdist.shipping.kinds_memory import ArrayKind, GeneratorKind, TensorKind
 from nbdist.shipping.kinds_object import ClassKind, FrameKind, GetStateKind, ModuleKind, ObjectKind, OpaqueKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
+from nbdist.shipping.reducers import REDUCERS
 
 # Values: no identity that a notebook could see through nbdist, nothing inside to walk to.
 _ATOMS: set[type] = {
@@ -169,7 +170,7 @@ class Classifier:
             return _BYTES
         if issubclass(cls, random.Random):
             return _RANDOM
-        if cls is functools.partial or cls in copyreg.dispatch_table or cls in cloudpickle.Pickler.dispatch_table:
+        if cls is functools.partial or cls in REDUCERS or cls in copyreg.dispatch_table or cls in cloudpickle.Pickler.dispatch_table:
             return _OPAQUE
         if issubclass(cls, int | float | str | bytes | complex) and _default_reduce(cls, object):
             return _INSTANCE

@@ -26,6 +26,7 @@ from nbdist.shipping.kinds_object import ObjectKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing, raw
 from nbdist.shipping.modules import find_module, importable, submodules
+from nbdist.shipping.reducers import REDUCERS
 from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
@@ -75,12 +76,12 @@ class Packer(cloudpickle.Pickler):
             return self._memory(value.value, type(value.value), fresh=True) or (_itself, (value.value,))
         if cls is RankedValue:
             return self._handle(value)
+        if cls in REDUCERS:
+            return REDUCERS[cls](value)
         if isinstance(kind, ObjectKind):
             return self._object(value, kind)
         if cls is types.FunctionType:
             return self._function(value)
-        if cls in REDUCERS:
-            return REDUCERS[cls](value)
         if cls is types.CodeType:
             # cloudpickle puts "<dynamic-code>" in place of the file name, which tracebacks need. Both sides are the same Python.
             return marshal.loads, (marshal.dumps(value),)
