@@ -105,7 +105,7 @@ def _pull(session: Session, rest: str) -> None:
     screen = NotebookScreen(session.shell, "merged", 0)
     settle(pool, screen)
     request = Request(
-        runs={"source": "", "file": "<pull>", "flags": 0, "count": 0, "inject": [], "sources": {}},
+        runs={"source": "", "file": "<pull>", "flags": 0, "count": 0, "inject": [], "sources": {}, "pull": [rest]},
         reads=frozenset({rest}),
         only=frozenset({rest}),
         limit=_NO_LIMIT,

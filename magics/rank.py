@@ -12,7 +12,6 @@ import builtins
 import inspect
 import linecache
 import os
-import os
 import subprocess
 import sys
 from typing import Any

@@ -104,7 +104,8 @@ class Away:
         """Every rank has decoded the parcel: its names stay bound, and its changes are written.
 
         Raises:
-            CannotReceive: a change cannot be written into this rank's object (memory that is mapped cannot grow, for example).
+            CannotReceive: a change cannot be written into this rank's object (memory that is mapped cannot grow, for
+                example).
         """
         if self._arrived is None:
             return
@@ -174,14 +175,17 @@ class Away:
 
     # -- the run of a cell
 
-    def begin(self, stores: Iterable[str], reads: Iterable[str], lead: bool | None = None) -> None:
+    def begin(
+        self, stores: Iterable[str], reads: Iterable[str], lead: bool | None = None, again: Iterable[str] = ()
+    ) -> None:
         """A cell is about to run.
 
         Args:
-            stores: names that it binds; those that it does not read as well are taken out of the namespace, so that an old
-                value of this rank's is not taken for what the cell made.
+            stores: names that it binds; those that it does not read as well are taken out of the namespace, so that
+                an old value of this rank's is not taken for what the cell made.
             reads: names that it can see (`Shipment.names`).
             lead: whether this rank will lead; by default rank 0 does.
+            again: names that count as assigned, though the cell does nothing to them.
         """
         self._reads = sorted(set(reads))
         self._stores = frozenset(stores)
@@ -196,6 +200,8 @@ class Away:
         if lead and len(self._table.snapshots) < len(self._table.objects):
             self._take_snapshots()
         self._tracks = lead
+        for name in again:
+            self._before.pop(name, None)
 
     def _take_snapshots(self) -> None:
         """Where this rank has not compared before, because another one led."""

@@ -235,7 +235,12 @@ class Rank:
         if trouble:
             print(f"nbdist: {trouble}", file=sys.stderr)
         self.runner.prepare(cell)
-        self.away.begin(cell["stores"], [*cell["reads"], *cell.get("inject", ())], lead=self.number == cell["lead"])
+        self.away.begin(
+            cell["stores"],
+            [*cell["reads"], *cell.get("inject", ())],
+            lead=self.number == cell["lead"],
+            again=cell.get("pull", ()),
+        )
         value, told = None, None
         self.black_box.begin()
         try:

@@ -11,6 +11,8 @@ from tests.kernel.notebook import Notebook
 
 pytestmark = pytest.mark.kernel
 
+ONLY_0 = "-n 2 --output rank0"
+
 
 @pytest.fixture(scope="module", autouse=True)
 def imports(nb: Notebook) -> None:
@@ -111,6 +113,14 @@ def test_a_tensor_with_a_graph_comes_back_without(nb: Notebook) -> None:
     assert nb.value("w.requires_grad and w.is_leaf")
 
 
+def test_a_sparse_tensor_spoils_no_later_cell(nb: Notebook) -> None:
+    nb.ok("sparse = torch.eye(3).to_sparse()")
+    for _ in range(2):
+        cell = nb.ranks("dense = sparse.to_dense() * 2\nmine = torch.eye(2).to_sparse()")
+        assert cell.stderr == ""
+    assert nb.value("(dense.tolist(), mine.is_sparse)") == ([[2, 0, 0], [0, 2, 0], [0, 0, 2]], True)
+
+
 def test_cycles_and_containers(nb: Notebook) -> None:
     nb.ok("from collections import deque, Counter, OrderedDict, defaultdict\nring = [1]; ring.append(ring)")
     nb.ok("d, c, dd, s = deque([1, 2]), Counter('aab'), defaultdict(list), {1, 2}; kept = [d, c, dd, s]")
@@ -177,6 +187,19 @@ def test_classes_of_earlier_cells_are_one_class(nb: Notebook) -> None:
     nb.ok("Point.double = lambda self: 2 * self.x")
     nb.ranks("doubled = q.double()")
     assert nb.value("doubled") == 4
+
+
+def test_cached_functions_and_properties(nb: Notebook) -> None:
+    nb.ok(
+        "import functools\nextra = 1\n@functools.lru_cache(maxsize=7)\ndef cached(x): return x + extra\n"
+        "class Lazy:\n    @functools.cached_property\n    def value(self): return [extra]\n"
+        "    @functools.lru_cache\n    def twice(self, x): return 2 * x\nlazy = Lazy()"
+    )
+    nb.ranks(
+        "told = cached(1), cached(1), cached.cache_info().hits, cached.cache_info().maxsize, lazy.value, lazy.twice(4)"
+    )
+    assert nb.value("told") == (2, 2, 1, 7, [1], 8)
+    assert nb.value("(cached(5), lazy.__dict__)") == (6, {"value": [1]})
 
 
 def test_exception_class_of_the_notebook_is_caught(nb: Notebook) -> None:
@@ -492,16 +515,32 @@ def test_magics_shell_commands_and_await_inside(nb: Notebook) -> None:
     cell = nb.ranks(
         "!echo {word} $word {parts['k']}\n%time timed_value = square(side)\nlines = !echo one; echo two\n"
         "import asyncio\nawait asyncio.sleep(0)\nasync def later(): return side + 1\nwaited = await later()",
-        "-n 2 --output rank0",
+        ONLY_0,
     )
     assert cell.stdout.startswith("hello hello v\n") and "Wall time" in cell.stdout
     assert nb.value("(timed_value, list(lines), waited)") == (25, ["one", "two"], 6)
-    cell = nb.ranks("%timeit -n 2 -r 1 square(side)", "-n 2 --output rank0")
+    cell = nb.ranks("%timeit -n 2 -r 1 square(side)", ONLY_0)
     assert "loop" in cell.stdout
-    cell = nb.ranks("%%time\ninside = square(side) + 1", "-n 2 --output rank0")
+    cell = nb.ranks("%%time\ninside = square(side) + 1", ONLY_0)
     assert nb.value("inside") == 26
     cell = nb.ranks("await asyncio.sleep(0, 'awaited')")
     assert cell.results[0]["text/plain"] == "'awaited'"
+
+
+def test_magics_that_change_the_surroundings(nb: Notebook, tmp_path: Path) -> None:
+    nb.ok("import os; here = os.getcwd()")
+    nb.ranks(f"%cd -q {tmp_path}\n%env NBDIST_TEST_X=3\ninside = os.getcwd(), os.environ['NBDIST_TEST_X']", ONLY_0)
+    assert nb.value("inside") == (str(tmp_path), "3")
+    nb.ranks("after = os.getcwd() == here, os.environ.get('NBDIST_TEST_X')")
+    assert nb.value("(after, os.getcwd() == here)") == ((True, None), True)
+    nb.ok("os.environ['NBDIST_TEST_Y'] = '4'")
+    nb.ranks("seen = os.environ.get('NBDIST_TEST_Y'), os.environ.get('GIVEN')", "-n 2 --env GIVEN=5")
+    assert nb.value("(seen, os.environ.get('GIVEN'))") == (("4", "5"), None)
+    cell = nb.ranks("%%bash\necho from bash", ONLY_0)
+    assert cell.stdout == "from bash\n"
+    nb.ranks(f"%%writefile {tmp_path}/script.py\nran = 5", "-n 2 --ranks 0")
+    nb.ranks(f"%run {tmp_path}/script.py")
+    assert nb.value("ran") == 5
 
 
 def test_future_import_of_an_earlier_cell(nb: Notebook) -> None:
