@@ -1,7 +1,8 @@
 """How objects travel between the notebook and the ranks.
 
-Two copies of one object graph are kept equal: `Home` in the notebook's process, `Away` in each rank. Both know objects by tokens, keep
-a shallow snapshot of each, and send what has changed as changes that are written into the very objects on the other side.
+Two copies of one object graph are kept equal: `Home` in the notebook's process, `Away` in each rank. Both know
+objects by tokens, keep a shallow snapshot of each, and send what has changed as changes that are written into the
+very objects on the other side.
 """
 
 from __future__ import annotations

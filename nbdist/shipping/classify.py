@@ -1,4 +1,7 @@
-"""From a value to its kind. Decided once for each type, but for functions and classes, which are looked at one by one."""
+"""From a value to its kind.
+
+Decided once for each type, but for functions and classes, which are looked at one by one.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,12 @@ class Classifier:
             return _BYTES
         if issubclass(cls, random.Random):
             return _RANDOM
-        if cls is functools.partial or cls in REDUCERS or cls in copyreg.dispatch_table or cls in cloudpickle.Pickler.dispatch_table:
+        if (
+            cls is functools.partial
+            or cls in REDUCERS
+            or cls in copyreg.dispatch_table
+            or cls in cloudpickle.Pickler.dispatch_table
+        ):
             return _OPAQUE
         if issubclass(cls, int | float | str | bytes | complex) and _default_reduce(cls, object):
             return _INSTANCE
@@ -225,9 +233,7 @@ def _module_state(cls: type, torch: Any) -> bool:
     """Does a module class pickle as nn.Module does?"""
     base = torch.nn.Module
     return (
-        _default_reduce(cls, object)
-        and cls.__getstate__ is base.__getstate__  # type: ignore[attr-defined]
-        and cls.__setstate__ is base.__setstate__  # type: ignore[attr-defined]
+        _default_reduce(cls, object) and cls.__getstate__ is base.__getstate__ and cls.__setstate__ is base.__setstate__  # type: ignore[attr-defined]
     )
 
 

@@ -13,8 +13,10 @@ from nbdist.shipping.handle import RankedValue, handle_facts
 
 _PROCESS_BOUND = {
     "lock": "a lock", "RLock": "a lock", "Condition": "a condition", "Event": "an event", "Semaphore": "a semaphore",
-    "Thread": "a thread", "generator": "a live generator", "coroutine": "a coroutine", "async_generator": "a live generator",
-    "socket": "a socket", "TextIOWrapper": "an open file", "BufferedReader": "an open file", "BufferedWriter": "an open file",
+    "Thread": "a thread", "generator": "a live generator", "coroutine": "a coroutine",
+    "async_generator": "a live generator",
+    "socket": "a socket", "TextIOWrapper": "an open file", "BufferedReader": "an open file",
+    "BufferedWriter": "an open file",
     "FileIO": "an open file", "Connection": "a connection", "Popen": "a running process", "frame": "a frame",
     "traceback": "a traceback", "mmap": "a memory map",
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """How special types travel: the registry through which strategies (and others) tell shipping about their wrappers.
 
-A target is a type or its full name, "package.module.Class", so that nothing has to be imported to name it; it is matched over
-the MRO of a value's type.
+A target is a type or its full name, "package.module.Class", so that nothing has to be imported to name it; it is
+matched over the MRO of a value's type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class Exporter:
     Attributes:
         unwrap: gives the object that stands for a wrapper in the notebook; the rank keeps the wrapper.
         stays: why an object of this type never leaves its process.
-        strip: gives the names of instance attributes that are left out of every message, from the instance's `__dict__`.
+        strip: gives the names of instance attributes that are left out of every message, from the instance's
+            `__dict__`.
     """
 
     unwrap: Callable[[Any], Any] | None = None
@@ -38,12 +39,13 @@ def register_exporter(
     stays: str | None = None,
     strip: Callable[[dict[str, Any]], Collection[str]] | None = None,
 ) -> None:
-    """Say how values of a type (and of its subclasses) travel. A later registration for the same target replaces the earlier.
+    """Say how values of a type (and of its subclasses) travel. A later registration for the same target replaces the
+    earlier.
 
     Args:
         target: the type, or "module.QualName" of one that need not be imported.
-        unwrap: what stands for the object in the notebook (`DDP` -> its `.module`). The rank keeps the wrapper, and reading the
-            name in the next cell gives the wrapper again.
+        unwrap: what stands for the object in the notebook (`DDP` -> its `.module`). The rank keeps the wrapper, and
+            reading the name in the next cell gives the wrapper again.
         stays: a reason, in words; the object is always a handle in the notebook.
         strip: the instance attributes to leave out of messages; each side keeps its own.
     """
@@ -61,7 +63,9 @@ def registry_version() -> int:
 
 
 def exporter_of(cls: type) -> Exporter | None:
-    """The exporter for instances of a class: that of the nearest registered class in its MRO, `strip` inherited separately."""
+    """The exporter for instances of a class: that of the nearest registered class in its MRO, `strip` inherited
+    separately.
+    """
     found: Exporter | None = None
     for base in cls.__mro__:
         exporter = _BY_TYPE.get(base) or _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
@@ -74,7 +78,8 @@ def exporter_of(cls: type) -> Exporter | None:
 
 
 def _foreign_forward(attributes: dict[str, Any]) -> Collection[str]:
-    # accelerate patches `forward` into the instance for mixed precision: the rank needs the patch, nobody else can have it.
+    # accelerate patches `forward` into the instance for mixed precision: the rank needs the patch, nobody else can
+    # have it.
     return ("forward", "_original_forward") if "_original_forward" in attributes else ()
 
 

@@ -11,8 +11,8 @@ from nbdist.shipping.errors import in_words
 class RankedValue:
     """What stands in the notebook for a value that stays on the ranks.
 
-    A cell that reads it gets the ranks' own object. Reading an attribute fetches that attribute when it is plain data. The rest
-    (calls, iteration, ...) needs a cell.
+    A cell that reads it gets the ranks' own object. Reading an attribute fetches that attribute when it is plain
+    data. The rest (calls, iteration, ...) needs a cell.
     """
 
     __slots__ = ("__weakref__", "_nbdist_")

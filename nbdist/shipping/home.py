@@ -1,4 +1,7 @@
-"""Home: the notebook's side of a pool of ranks. Ships what a cell reads, and takes in what the lead rank made of it, in place."""
+"""Home: the notebook's side of a pool of ranks.
+
+Ships what a cell reads, and takes in what the lead rank made of it, in place.
+"""
 
 from __future__ import annotations
 
@@ -481,7 +484,10 @@ class Home:
         self._settle = _nothing_to_settle()
 
     def prune(self) -> None:
-        """Drop what the notebook no longer holds; ranks are told with the next parcel. Cheap when nothing has changed."""
+        """Drop what the notebook no longer holds; ranks are told with the next parcel.
+
+        Cheap when nothing has changed.
+        """
         namespace = self.namespace
         gone = [name for name, value in self._bound.items() if namespace.get(name, MISSING) is not value]
         for name in gone:

@@ -1,8 +1,9 @@
 """Kinds: what has identity and a shallow state, and how that state is seen, sent and written into another copy.
 
-The two sides hold copies of one object graph. For each mutable object a shallow *snapshot* is kept: a letter for the kind,
-scalars compared by value, and references compared by identity (and held, so that an address cannot be reused unseen). What differs
-from its snapshot is sent as a *change*, made by `change` and applied by `apply` to the very object on the other side.
+The two sides hold copies of one object graph. For each mutable object a shallow *snapshot* is kept: a letter for the
+kind, scalars compared by value, and references compared by identity (and held, so that an address cannot be reused
+unseen). What differs from its snapshot is sent as a *change*, made by `change` and applied by `apply` to the very
+object on the other side.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Kind:
     token = True
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
-        """(scalars, references). `digest`: the hash of the content where it is known. `light`: content need not be hashed."""
+        """(scalars, references).
+
+        `digest`: the hash of the content where it is known. `light`: content need not be hashed.
+        """
         raise NotImplementedError
 
     def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
@@ -67,7 +71,7 @@ class Kind:
         return ()
 
     def parts(self, change: Any) -> list[tuple[str, Any]] | None:
-        """A change in pieces that can be sent each alone, with a label for each ('.lock'); None when it is one piece."""
+        """A change in pieces that can be sent alone, each with a label ('.lock'); None when it is one piece."""
         return None
 
     def join(self, change: Any, parts: list[Any]) -> Any:
@@ -97,7 +101,7 @@ class TupleKind(Through):
 
 
 class FrozenSetKind(Through):
-    """Elements have no order that two processes share, so what is born inside has no place of its own on other ranks."""
+    """Elements have no order that two processes share: what is born inside has no place on other ranks."""
 
     def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
         return value
@@ -155,20 +159,24 @@ def mapping_change(
     return put, removed, order
 
 
-def _put(target: dict[Any, Any], base: type, change: tuple[list[tuple[Any, Any]], list[Any], list[Any] | None]) -> None:
+def _put(
+    target: dict[Any, Any],
+    base: type[dict[Any, Any]],
+    change: tuple[list[tuple[Any, Any]], list[Any], list[Any] | None],
+) -> None:
     put, removed, order = change
     for key in removed:
         if dict.__contains__(target, key):
-            base.__delitem__(target, key)  # type: ignore[attr-defined]
+            base.__delitem__(target, key)
     for key, value in put:
-        base.__setitem__(target, key, value)  # type: ignore[attr-defined]
+        base.__setitem__(target, key, value)
     if order is not None:
         pairs = [(key, dict.__getitem__(target, key)) for key in order if dict.__contains__(target, key)]
         seen = {key for key, _ in pairs}
-        pairs.extend((key, value) for key, value in base.items(target) if key not in seen)  # type: ignore[attr-defined]
-        base.clear(target)  # type: ignore[attr-defined]
+        pairs.extend((key, value) for key, value in base.items(target) if key not in seen)
+        base.clear(target)
         for key, value in pairs:
-            base.__setitem__(target, key, value)  # type: ignore[attr-defined]
+            base.__setitem__(target, key, value)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def digest_of(address: int, length: int) -> int:
 
 
 class Content:
-    """Stands for the bytes of a known tensor or array in a change: they are to travel, although the other side has the object."""
+    """Stands for the bytes of a known tensor or array in a change: they are to travel, although the other side has
+    the object.
+    """
 
     __slots__ = ("value",)
 

@@ -1,4 +1,6 @@
-"""Kinds of objects: by attribute where the class says nothing else, by their own state where it does, classes of the notebook."""
+"""Kinds of objects: by attribute where the class says nothing else, by their own state where it does, classes of the
+notebook.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ class ModuleKind(ObjectKind):
 
 
 class GetStateKind(Kind):
-    """An object with its own `__getstate__`: the state is compared by identity, and goes whole through `__setstate__`."""
+    """An object with its own `__getstate__`: the state is compared by identity, and goes whole through
+    `__setstate__`.
+    """
 
     letter = "G"
 
@@ -178,7 +182,7 @@ _PLAIN_NEW: dict[Any, Any] = {
 
 
 class OpaqueKind(Kind):
-    """Any other object: compared by the hash of its pickle, updated whole by giving the object the state of its twin."""
+    """Any other object: compared by the hash of its pickle, updated whole by giving it the state of its twin."""
 
     letter = "X"
 
@@ -235,7 +239,10 @@ class OpaqueKind(Kind):
 
 
 class FrameKind(OpaqueKind):
-    """pandas: one piece. Its blocks and indices change places among themselves, and views into them are not followed."""
+    """pandas: one piece.
+
+    Its blocks and indices change places among themselves, and views into them are not followed.
+    """
 
     def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
         return ()

@@ -1,7 +1,7 @@
 """torch and numpy, if the process has them: shipping never imports either by itself.
 
-A notebook that has not imported torch cannot hold a tensor, so nothing is lost by looking in `sys.modules` only. A received
-value imports what it needs when it is rebuilt.
+A notebook that has not imported torch cannot hold a tensor, so nothing is lost by looking in `sys.modules` only. A
+received value imports what it needs when it is rebuilt.
 """
 
 from __future__ import annotations

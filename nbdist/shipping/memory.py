@@ -1,7 +1,7 @@
 """Memory that travels: address intervals of tensors and arrays, packed into files that ranks map copy-on-write.
 
-Every tensor and array names an interval of addresses. Intervals that overlap become one segment, so that views keep sharing
-memory on the other side, across names and between torch and numpy, and `huge[:10]` takes 40 bytes.
+Every tensor and array names an interval of addresses. Intervals that overlap become one segment, so that views keep
+sharing memory on the other side, across names and between torch and numpy, and `huge[:10]` takes 40 bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Layout:
 
     Attributes:
         refs: for each interval (segment, offset, length); segment -1 for one without bytes.
-        segments: for each segment (file or -1, position, length, pad, torch); `position` is an index into `inline` for file -1.
+        segments: for each segment (file or -1, position, length, pad, torch); `position` is an index into `inline`
+            for file -1.
         inline: the bytes of small segments.
     """
 
@@ -172,7 +173,9 @@ def _anonymous_file() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping: what the kernel says is available, and the cgroup's limit where there is one."""
+    """Bytes that can be had without swapping: what the kernel says is available, and the cgroup's limit where there
+    is one.
+    """
     free = _system_memory()
     for limit, used, cache in _cgroups():
         free = min(free, max(0, limit - max(0, used - cache)))
@@ -229,8 +232,8 @@ def _cgroups() -> list[tuple[int, int, int]]:
 class _Region:
     """A private mapping that is given back when nothing looks at it any more.
 
-    Not `mmap.mmap`: that keeps a duplicate of the descriptor for each mapping, and a large model has more tensors than a
-    process may have descriptors.
+    Not `mmap.mmap`: that keeps a duplicate of the descriptor for each mapping, and a large model has more tensors
+    than a process may have descriptors.
     """
 
     __slots__ = ("_unmap", "address", "length")
@@ -265,7 +268,10 @@ def _libc() -> Any:
 
 
 class Incoming:
-    """The segments of a received message. Built where a value asks for them; the descriptors are closed with `close`."""
+    """The segments of a received message.
+
+    Built where a value asks for them; the descriptors are closed with `close`.
+    """
 
     def __init__(self, layout: Layout, files: list[int]) -> None:
         self._layout, self._files = layout, files

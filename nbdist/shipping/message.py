@@ -1,8 +1,9 @@
 """One message: frames that share one pickle memo, so that equal memo indices are the same object on both sides.
 
-Each name and each change is a frame of its own. A frame that cannot be rebuilt spoils itself and what refers into it, nothing
-else. What both sides know enters the memo before the first frame: the sender sets its pickler's memo, the receiver runs a prefix
-that asks for each known object in turn (the C unpickler loses a dict that is assigned to its memo).
+Each name and each change is a frame of its own. A frame that cannot be rebuilt spoils itself and what refers into it,
+nothing else. What both sides know enters the memo before the first frame: the sender sets its pickler's memo, the
+receiver runs a prefix that asks for each known object in turn (the C unpickler loses a dict that is assigned to its
+memo).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import struct
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 from nbdist.shipping.classify import ATOMS
 from nbdist.shipping.kinds import MISSING, Through, same
@@ -108,7 +109,8 @@ class Encoder:
             known: the token under which the other side knows the object with this id, or None.
             name_born: a token for a node that it does not know.
             limit: bytes that the message may take.
-            untrusted: tokens of objects whose content may differ there; new views of their memory are sent with their content.
+            untrusted: tokens of objects whose content may differ there; new views of their memory are sent with their
+                content.
 
         Raises:
             FrameFailed: this frame cannot be pickled.
@@ -194,7 +196,8 @@ class Encoder:
                 packed.spans.append((frame.sort, frame.key, offset, 0))
                 packed.sizes.append(stream.tell() - offset + memory.size(intervals))
             memo = packer.memo.copy()
-            # What the pickler met and the other side knows must not be sent as a copy: go again with it among the seeds.
+            # What the pickler met and the other side knows must not be sent as a copy: go again with it among the
+            # seeds.
             missed = {
                 token: value
                 for key, (_, value) in memo.items()
@@ -295,8 +298,13 @@ class Lost:
 LOST = Lost()
 
 
-class _CarefulUnpacker(pickle._Unpickler):  # type: ignore[name-defined,misc]
-    """The slow way, frame by frame, when a frame has failed: the memo is kept in step by the index of each frame's mark."""
+_PythonUnpickler: Any = pickle._Unpickler
+
+
+class _CarefulUnpacker(_PythonUnpickler):
+    """The slow way, frame by frame, when a frame has failed: the memo is kept in step by the index of each frame's
+    mark.
+    """
 
     def __init__(self, stream: io.BytesIO, seeds: list[Any]) -> None:
         super().__init__(stream)
@@ -323,8 +331,8 @@ class _CarefulUnpacker(pickle._Unpickler):  # type: ignore[name-defined,misc]
     def _long_binget(self) -> None:
         self._recall(struct.unpack("<I", self.read(4))[0])
 
-    dispatch = {
-        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Any]] = {
+        **_PythonUnpickler.dispatch,
         pickle.BINGET[0]: _binget,
         pickle.LONG_BINGET[0]: _long_binget,
     }
@@ -441,7 +449,9 @@ def _restore(namespace: dict[str, Any], undo: list[tuple[str, Any]]) -> None:
 
 
 def binding_order(values: dict[str, Any]) -> list[str]:
-    """Names in the order in which they are sent: modules, values and functions first, since rebuilding an object may call them."""
+    """Names in the order in which they are sent: modules, values and functions first, since rebuilding an object may
+    call them.
+    """
 
     def turn(name: str) -> int:
         value = values[name]
@@ -463,6 +473,6 @@ def changed(table: Table, nodes: dict[int, Node]) -> Iterable[tuple[Token, Node]
     for key, node in nodes.items():
         token = table.tokens.get(key)
         if token is not None:
-            snapshot = table.snapshots.get(token, MISSING)
-            if snapshot is MISSING or not same(snapshot, node.snapshot):
+            snapshot = table.snapshots.get(token)
+            if snapshot is None or not same(snapshot, node.snapshot):
                 yield token, node

@@ -1,7 +1,7 @@
 """Modules travel by name: the rank imports them. What a name alone does not carry is here.
 
-A package brings the submodules that the notebook has imported (`import xml.dom` binds `xml`). A module of the user's that was edited and
-reloaded in the notebook is reloaded on the ranks. A module without a file is refused by name.
+A package brings the submodules that the notebook has imported (`import xml.dom` binds `xml`). A module of the user's
+that was edited and reloaded in the notebook is reloaded on the ranks. A module without a file is refused by name.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def find_module(name: str, children: tuple[str, ...]) -> ModuleType:
 
 
 def _installed() -> tuple[str, ...]:
-    paths = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths: set[str | None] = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths.update(site.getsitepackages() if hasattr(site, "getsitepackages") else ())
-    paths.add(site.getusersitepackages() if hasattr(site, "getusersitepackages") else None)
+    if hasattr(site, "getusersitepackages"):
+        paths.add(site.getusersitepackages())
     return tuple(os.path.realpath(path) + os.sep for path in paths if path)
 
 
@@ -106,7 +107,8 @@ class UserModules:
         found = {}
         for name, seen in self._seen.items():
             if seen is not None:
-                # reload() gives a module a new spec: its file is looked at again only then, because what matters is what runs here.
+                # reload() gives a module a new spec: its file is looked at again only then, because what matters is
+                # what runs here.
                 if getattr(sys.modules.get(name), "__spec__", None) is not seen[0]:
                     seen = self._seen[name] = self._look(name) or seen
                 found[name] = seen[1]

@@ -1,7 +1,7 @@
 """Which names does a piece of code read, bind and delete at the notebook's level?
 
-Scoping comes from compiled code: the instructions of every code object, not `co_names`, which holds attribute names too. What is
-surely bound before it is read comes from walking the statements in order, each compiled alone, so that
+Scoping comes from compiled code: the instructions of every code object, not `co_names`, which holds attribute names
+too. What is surely bound before it is read comes from walking the statements in order, each compiled alone, so that
 `loss = ...; print(loss)` does not ship an old `loss`.
 """
 
@@ -127,7 +127,10 @@ def analyse(source: str, filename: str = "<cell>", flags: int = ast.PyCF_ALLOW_T
 
 
 class _Reader:
-    """Walks statements in order. `sure` is what is bound on every way to a statement, `None` for a place never reached."""
+    """Walks statements in order.
+
+    `sure` is what is bound on every way to a statement, `None` for a place never reached.
+    """
 
     def __init__(self, tree: ast.Module, filename: str, flags: int) -> None:
         self.tree, self.filename, self.flags = tree, filename, flags
@@ -168,7 +171,10 @@ class _Reader:
         return code_names(compile(module, self.filename, "exec", self.flags, dont_inherit=True))
 
     def use(self, node: ast.stmt | ast.expr, sure: set[str], inside: Iterable[str] = ()) -> CodeNames:
-        """Note what a simple statement or an expression reads. `inside`: names that it binds itself before it reads them."""
+        """Note what a simple statement or an expression reads.
+
+        `inside`: names that it binds itself before it reads them.
+        """
         found = self._compiled(node)
         unknown = found.now - sure - set(inside)
         self.maybe |= (unknown & self.stores) | (found.later - sure)

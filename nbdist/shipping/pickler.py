@@ -1,7 +1,7 @@
 """The pickler for both directions, and the functions that rebuild on the other side what it takes apart.
 
-Three objects are in its memo from the start, under the same index on both sides: the namespace, the memory of the message, and the
-side itself. So what is rebuilt shares the rank's globals and segments without any global of ours.
+Three objects are in its memo from the start, under the same index on both sides: the namespace, the memory of the
+message, and the side itself. So what is rebuilt shares the rank's globals and segments without any global of ours.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Packer(cloudpickle.Pickler):
         if cls is types.FunctionType:
             return self._function(value)
         if cls is types.CodeType:
-            # cloudpickle puts "<dynamic-code>" in place of the file name, which tracebacks need. Both sides are the same Python.
+            # cloudpickle puts "<dynamic-code>" in place of the file name, which tracebacks need. Both sides are the
+            # same Python.
             return marshal.loads, (marshal.dumps(value),)
         memory = self._memory(value, cls)
         if memory is not None:
@@ -123,7 +124,9 @@ class Packer(cloudpickle.Pickler):
         return find_module, (name, submodules(module))
 
     def _stream(self, value: io.TextIOBase) -> Any:
-        """A rank's own stdout for the notebook's. cloudpickle would send the text of an open file, and the copy would not be the file."""
+        """A rank's own stdout for the notebook's. cloudpickle would send the text of an open file, and the copy would
+        not be the file.
+        """
         for name in ("stdout", "stderr"):
             if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
                 return getattr, (sys, name)
@@ -195,8 +198,8 @@ class Packer(cloudpickle.Pickler):
             return (make_tensor, arguments, state, *setter) if state is not None else (make_tensor, arguments)
         if exact and value.device.type not in ("cpu", "meta") and value.layout is torch.strided:
             copy = value.detach().resolve_conj().resolve_neg().cpu()
-            arguments = (copy, value.requires_grad and leaf, cls is torch.nn.Parameter)
-            return (make_copy, arguments, state, *setter) if state is not None else (make_copy, arguments)
+            on_cpu = (copy, value.requires_grad and leaf, cls is torch.nn.Parameter)
+            return (make_copy, on_cpu, state, *setter) if state is not None else (make_copy, on_cpu)
         if not leaf and exact:
             return _itself, (value.detach(),)
         return None

@@ -1,7 +1,7 @@
 """The bulk rule: a large container of builtin data only is one node.
 
-Fingerprint and test are one pass of the C pickler: it stops at the first object that is not builtin data. The same bytes are what
-is sent, so that a million integers never pass through Python code or a pickler's memo.
+Fingerprint and test are one pass of the C pickler: it stops at the first object that is not builtin data. The same
+bytes are what is sent, so that a million integers never pass through Python code or a pickler's memo.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def _equal_items(value: list[Any], items: tuple[Any, ...]) -> bool:
 
 
 def _addresses_can_be_compared() -> bool:
-    """Are lists and tuples laid out as CPython lays them out? Tried on small ones; without, items are compared one by one."""
+    """Are lists and tuples laid out as CPython lays them out? Tried on small ones; without, items are compared one by
+    one.
+    """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     one = [object() for _ in range(3)]

@@ -1,4 +1,6 @@
-"""What single ranks do not have in common with the lead: objects that they lack, changes that they missed, names not bound."""
+"""What single ranks do not have in common with the lead: objects that they lack, changes that they missed, names not
+bound.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 class Ranks:
     """The differences of each rank.
 
-    A token *lacks* on a rank that has no object for it. It is *stale* there when the rank missed a change because it did not run:
-    the snapshot says what it has. A name is *unbound* when its value is to be bound there whatever the others have.
+    A token *lacks* on a rank that has no object for it. It is *stale* there when the rank missed a change because it
+    did not run: the snapshot says what it has. A name is *unbound* when its value is to be bound there whatever the
+    others have.
     """
 
     def __init__(self, world_size: int, table: Table) -> None:
@@ -75,7 +78,9 @@ class Ranks:
         binds: dict[str, Any],
         updates: dict[Token, tuple[Any, Snapshot | None]],
     ) -> None:
-        """Objects that the notebook changed and a rank lacks go to it whole, with what leads to them: a known container, or the name."""
+        """Objects that the notebook changed and a rank lacks go to it whole, with what leads to them: a known
+        container, or the name.
+        """
         holders: dict[int, list[int]] = {}
         for key, node in walked.nodes.items():
             for child in node.kind.children(node.value, node.snapshot[2]):
@@ -92,7 +97,8 @@ class Ranks:
                     seen.add(holder)
                     pending.append(holder)
         for holder in keepers:
-            # A change against a snapshot in which the lacking objects are other ones: of an object only these attributes are sent.
+            # A change against a snapshot in which the lacking objects are other ones: of an object only these
+            # attributes are sent.
             node, token = walked.nodes[holder], self._token(holder)
             old = updates[token][1] if token in updates else self.table.snapshots.get(token)
             if old is not None:
@@ -164,7 +170,7 @@ class Ranks:
         return self.table.tokens.get(key)
 
 
-class _Lacking(frozenset):  # type: ignore[type-arg]
+class _Lacking(frozenset):
     """A set of tokens that also holds the parts of the modules in it."""
 
     def __contains__(self, token: object) -> bool:

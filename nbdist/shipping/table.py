@@ -10,7 +10,8 @@ from nbdist.shipping.kinds import MISSING, Snapshot
 from nbdist.shipping.kinds_object import MODULE_PARTS
 from nbdist.shipping.walk import Walker
 
-Token = Any  # an int for what was born in the notebook, (cell, group, position) on a rank, ("part", token, attribute) in a module
+# An int for what was born in the notebook, (cell, group, position) on a rank, ("part", token, attribute) in a module.
+Token = Any
 PART = "part"
 GONE = object()  # in a snapshot, for an object that the notebook has dropped
 

@@ -1,4 +1,4 @@
-"""One cell after another, as a user writes them: what comes back, and that it is in the very objects of the notebook."""
+"""One cell after another, as a user writes them, and what is in the very objects of the notebook afterwards."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ MEMORY = [
             torch.ones(5).expand(3,5), torch.ones(2,device='meta')]
         """,
         """
-        desc=[(tuple(t.shape),str(t.dtype),str(t.layout),t.is_conj() if str(t.layout)=='torch.strided' else 0) for t in ks]
+        desc=[(tuple(t.shape),str(t.dtype),str(t.layout),t.is_conj() if t.layout==torch.strided else 0)
+              for t in ks]
         st=[t.stride() for t in ks[:6]]; ks2=list(ks)
         """,
         [
@@ -519,7 +520,16 @@ CODE = [
     ),
     Case(
         "decorated_with_wraps",
-        "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def w(*a): calls.append(1); return f(*a)\n    return w\ncalls=[]\n@deco\ndef g(x): return x+1",
+        """
+        import functools
+        def deco(f):
+            @functools.wraps(f)
+            def w(*a): calls.append(1); return f(*a)
+            return w
+        calls=[]
+        @deco
+        def g(x): return x+1
+        """,
         "r=g(1)",
         ["r==2 and calls==[1]"],
     ),
@@ -557,7 +567,8 @@ OBJECTS = [
         "values",
         """
         import numpy as np, torch, decimal, datetime, pathlib, fractions, uuid, re, logging
-        misc=[np.float32(1.5), torch.Size([1]), torch.float16, torch.device('cpu'), slice(1,2), ..., range(3), decimal.Decimal('1'),
+        misc=[np.float32(1.5), torch.Size([1]), torch.float16, torch.device('cpu'), slice(1,2), ..., range(3),
+        decimal.Decimal('1'),
               datetime.datetime.now(), pathlib.Path('x'), fractions.Fraction(1,2), uuid.uuid4(), re.compile('a'),
               logging.getLogger('a'), ValueError('x'), frozenset([1]), b'a', complex(1)]; m0=list(misc)
         """,

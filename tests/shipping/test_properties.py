@@ -1,4 +1,6 @@
-"""Random graphs and random programs: a plain namespace, the notebook and every rank end up equal, aliases and views included."""
+"""Random graphs and random programs: a plain namespace, the notebook and every rank end up equal, aliases and views
+included.
+"""
 
 from __future__ import annotations
 

@@ -143,14 +143,16 @@ def dist(nb: Notebook, tmp_path_factory: pytest.TempPathFactory) -> Notebook:
 def test_ddp_wrapper_stays_with_its_optimizer(dist: Notebook) -> None:
     dist.here("import torch, torch.nn as nn\nnet=nn.Linear(4,1); w=net.weight; nid=id(net)")
     dist.cell(
-        "from torch.nn.parallel import DistributedDataParallel as DDP\nnet=DDP(net); o=torch.optim.SGD(net.parameters(),lr=.1)\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nnet=DDP(net)\n"
+        "o=torch.optim.SGD(net.parameters(),lr=.1)\n"
         "net(torch.ones(2,4)*(rank+1)).sum().backward(); o.step()"
     )
     assert dist.value("id(net)==nid and net.weight is w and type(net).__name__=='Linear'")
     assert dist.value("o.param_groups[0]['params'][0] is w")
     dist.here("w.data[:]=1.0")
     dist.cell(
-        "k=type(net).__name__; same=net.module.weight is o.param_groups[0]['params'][0]; v=net.module.weight.sum().item()\n"
+        "k=type(net).__name__; same=net.module.weight is o.param_groups[0]['params'][0]\n"
+        "v=net.module.weight.sum().item()\n"
         "o.zero_grad(); net(torch.ones(2,4)).sum().backward(); o.step()"
     )
     assert (dist["k"], dist["same"], dist["v"]) == ("DistributedDataParallel", True, 4)
@@ -160,7 +162,8 @@ def test_ddp_wrapper_stays_with_its_optimizer(dist: Notebook) -> None:
 def test_optimizer_made_on_ranks_and_weights_edited(dist: Notebook) -> None:
     dist.here("import torch, torch.nn as nn\nnet=nn.Linear(2,2)")
     dist.cell(
-        "from torch.nn.parallel import DistributedDataParallel as DDP\nnet=DDP(net); op=torch.optim.Adam(net.parameters())\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nnet=DDP(net)\n"
+        "op=torch.optim.Adam(net.parameters())\n"
         "net(torch.ones(1,2)).sum().backward(); op.step()"
     )
     dist.here("with torch.no_grad(): net.bias.fill_(7.)\nop.param_groups[0]['lr']=0.")
@@ -194,7 +197,8 @@ def test_wrapper_inside_an_object(dist: Notebook) -> None:
 
 def test_sharded_in_place_is_never_walked(dist: Notebook) -> None:
     dist.here(
-        "import torch, torch.nn as nn\nfm=nn.Sequential(nn.Linear(300,300),nn.Linear(300,300)); w=fm[0].weight; s0=w.sum().item()"
+        "import torch, torch.nn as nn\nfm=nn.Sequential(nn.Linear(300,300),nn.Linear(300,300))\n"
+        "w=fm[0].weight; s0=w.sum().item()"
     )
     arrival = dist.cell(
         "from torch.distributed.fsdp import fully_shard\nsf=fully_shard(fm)\no=torch.optim.SGD(fm.parameters(),lr=.1)\n"

@@ -105,7 +105,7 @@ def test_rank_that_cannot_decode_rolls_back_everywhere(nb: Notebook) -> None:
         "        if os.getpid()!=pid: raise ValueError('not there')\n"
         "bad=Bad(); a.append(3); new=[1]"
     )
-    with pytest.raises(CannotReceive, match="'bad'.*not there") as caught:
+    with pytest.raises(CannotReceive, match=r"'bad'.*not there") as caught:
         nb.cell("(a, new, pid, bad)")
     assert caught.value.name == "bad"
     assert nb.on(0, "a") == [1, 2] and not nb.on(0, "'new' in globals() or 'bad' in globals()")
@@ -156,8 +156,8 @@ def test_return_nothing(nb: Notebook) -> None:
 
 def test_handle_answers_attributes(nb: Notebook) -> None:
     nb.cell(
-        "import threading\nclass T: pass\ntrainer=T(); trainer.lock=threading.Lock(); trainer.state=T(); trainer.state.log=[{'loss': 1.}]\n"
-        "trainer.state.lock=threading.Lock()"
+        "import threading\nclass T: pass\ntrainer=T(); trainer.lock=threading.Lock(); trainer.state=T()\n"
+        "trainer.state.log=[{'loss': 1.}]; trainer.state.lock=threading.Lock()"
     )
     handle = nb["trainer"]
     assert "trainer.lock is a lock" in repr(handle)
