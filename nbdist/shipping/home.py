@@ -50,6 +50,7 @@ class Shipment:
         names: all names that the cell can see, given and found.
         left_out: names of `maybe` (or found in functions) that could not be shipped, and why.
         size: bytes.
+        notes: one line each, for the user: what is left behind although the cell runs.
         trivial: nothing is bound or changed, so that a rank cannot fail to decode it.
     """
 
@@ -58,6 +59,7 @@ class Shipment:
     left_out: dict[str, str]
     size: int
     trivial: bool
+    notes: list[str] = field(default_factory=list)
     plans: list[_Plan] = field(default_factory=list, repr=False)
     settled: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -205,6 +207,7 @@ class Home:
             left_out=left_out,
             size=sum(len(parcel.head) for _, parcel in parcels) + sum(_memory(plan.packed) for plan in plans),
             trivial=not any(plan.packed.spans for plan in plans),
+            notes=_notes(plans),
             plans=plans,
             settled=self._settle,
         )
@@ -517,6 +520,14 @@ class Home:
         }
         self._settle["unpin"].extend(unpinned)
         self._handles = kept
+
+
+def _notes(plans: list[_Plan]) -> list[str]:
+    count = max((plan.packed.unhooked for plan in plans), default=0)
+    if not count:
+        return []
+    what = "a tensor" if count == 1 else f"{count} tensors"
+    return [f"the functions that {what} got by register_hook stay in the notebook: register them inside the cell"]
 
 
 def _nothing_to_settle() -> dict[str, Any]:

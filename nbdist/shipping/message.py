@@ -53,6 +53,7 @@ class Packed:
     digests: dict[Token, Any] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
+    unhooked: int = 0
 
     def envelope(self) -> dict[str, Any]:
         return {
@@ -210,7 +211,7 @@ class Encoder:
             (sort, key, offset, memo[id(mark)][0])
             for (sort, key, offset, _), mark in zip(packed.spans, marks, strict=True)
         ]
-        packed.payload, packed.modules = stream.getvalue(), packer.modules
+        packed.payload, packed.modules, packed.unhooked = stream.getvalue(), packer.modules, packer.unhooked
         return packed, (memo, memory)
 
     def _bulks(

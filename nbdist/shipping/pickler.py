@@ -59,6 +59,7 @@ class Packer(cloudpickle.Pickler):
         self.known_cells: set[int] = set()
         self.known_memory: Callable[[], KnownMemory] | None = None
         self.known: Callable[[int], Any] = lambda key: None
+        self.unhooked = 0  # tensors whose register_hook functions are left behind
         self.modules: set[str] = set()  # that what is pickled refers to
 
     def frame(self, content: Any) -> None:
@@ -177,6 +178,8 @@ class Packer(cloudpickle.Pickler):
     def _tensor(self, value: Any, cls: type, torch: Any, fresh: bool) -> Any:
         if freed(value):
             raise StaysOnRank("its memory was taken away (a sharded parameter)")
+        if getattr(value, "_backward_hooks", None):
+            self.unhooked += 1
         exact = cls is torch.Tensor or cls is torch.nn.Parameter
         leaf = value.is_leaf
         grad = value.grad if leaf else None

@@ -122,7 +122,10 @@ class Walker:
                 if isinstance(kind, _FrozenSetKind) and place:
                     group = f"{group}{{}}"
             else:
-                scalars, references = kind.snap(value, digest, light)
+                try:
+                    scalars, references = kind.snap(value, digest, light)
+                except Exception as error:  # the object's own code; packing it will say what is wrong
+                    scalars, references = ("unreadable", type(error).__name__), ()
                 node = nodes[key] = Node(value, kind, (kind.letter, scalars, references))
                 token = self.token_of(key)
                 if place:

@@ -301,3 +301,25 @@ def test_tensor_on_a_device_that_is_meta_keeps_its_device(nb: Notebook) -> None:
     nb.here("import torch; t=torch.empty(3, device='meta'); lin=torch.nn.Linear(2,2,device='meta')")
     nb.cell("r=(t.device.type, lin.weight.device.type); u=torch.empty(2,device='meta')")
     assert nb["r"] == ("meta", "meta") and _on_meta(nb["u"])
+
+
+def test_hooks_of_tensors_stay_and_that_is_said(nb: Notebook) -> None:
+    nb.here("import torch; w=torch.ones(2,requires_grad=True); hits=[]; h=w.register_hook(lambda g: hits.append(1))")
+    shipment = nb.home.ship(["w"])
+    assert shipment.notes == [
+        "the functions that a tensor got by register_hook stay in the notebook: register them inside the cell"
+    ]
+    nb.home.rollback(shipment)
+    nb.cell("(w*2).sum().backward()")
+    assert nb["w"].grad.tolist() == [2.0, 2.0] and nb["hits"] == []
+
+
+def test_object_whose_own_code_raises_is_refused_by_name(nb: Notebook) -> None:
+    nb.here("class A:\n  def __getstate__(self): raise ValueError('no state')\na=[A()]")
+    with pytest.raises(CannotShip, match=r"a\[0\] is an A.*no state"):
+        nb.cell("a")
+
+
+def test_unreadable_object_on_the_rank_becomes_a_handle(nb: Notebook) -> None:
+    nb.cell("class A:\n  def __getstate__(self): raise ValueError('no state')\na=A(); b=1")
+    assert isinstance(nb["a"], RankedValue) and nb["b"] == 1 and "no state" in repr(nb["a"])
