@@ -69,11 +69,18 @@ def shut_down(fd: int, noted: Connection) -> bool:
     belong to a file of the user's by the time we act on it.
     """
     try:
-        duplicate = socket.socket(fileno=os.dup(fd))
+        copy = os.dup(fd)
     except OSError:
+        return False
+    try:
+        duplicate = socket.socket(fileno=copy)
+    except OSError:  # a file: it says so by an error, and leaves the copy open
+        os.close(copy)
         return False
     with duplicate:
         try:
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                return False
             if (duplicate.getsockname()[1], duplicate.getpeername()[1]) == noted[:2]:
                 duplicate.shutdown(socket.SHUT_RDWR)
                 return True
