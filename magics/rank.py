@@ -59,6 +59,12 @@ class RankShell(InteractiveShell):
     def init_sys_modules(self) -> None:
         pass  # __main__ is the rank's namespace already
 
+    def init_user_ns(self) -> None:
+        pass  # In, Out, get_ipython, exit ... are the notebook's; also after a %reset here
+
+    def enable_gui(self, gui: Any = None) -> None:
+        pass  # %matplotlib inline asks for it; a rank has no event loop of a window
+
     def init_history(self) -> None:
         super().init_history()
         self.history_manager.enabled = False
@@ -115,17 +121,19 @@ class CellRunner:
         }
         for name in cell["inject"]:
             self._namespace[name] = values[name]
-        self._namespace.setdefault("_dh", [os.getcwd()])  # %cd wants its history
 
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         for file, source in cell["sources"].items():
             linecache.cache[file] = (len(source), None, source.splitlines(True), file)
         body, last = self._compile(cell["source"], cell["file"], cell["flags"])
         self.shell.execution_count = cell["count"]
+        history = self._namespace.setdefault("_dh", [os.getcwd()])  # %cd wants it
         try:
             self._execute(body)
             return self._execute(last) if last is not None else None
         finally:
+            if self._namespace.get("_dh") is history and "_dh" not in cell["reads"]:
+                del self._namespace["_dh"]
             self.shell.events.trigger("post_execute")  # matplotlib's inline backend shows its figures here
 
     def finish(self, value: Any) -> None:
