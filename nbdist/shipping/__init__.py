@@ -11,9 +11,10 @@ from nbdist.shipping.away import Away
 from nbdist.shipping.errors import CannotReceive, CannotShip, NotEnoughMemory
 from nbdist.shipping.exporters import register_exporter
 from nbdist.shipping.handle import RankedValue, handle_facts
-from nbdist.shipping.home import Arrival, Home, Shipment
+from nbdist.shipping.home import Home
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.names import Names, analyse, code_names
+from nbdist.shipping.shipment import Arrival, Shipment
 
 __all__ = [
     "Arrival",

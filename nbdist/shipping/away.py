@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbdist.shipping.classify import KINDS
 from nbdist.shipping.errors import CannotReceive, StaysOnRank, in_words
 from nbdist.shipping.explain import path_to_trouble, reason_of
+from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, Snapshot, Stays, same
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import (
@@ -29,7 +29,7 @@ from nbdist.shipping.message import (
 from nbdist.shipping.modules import LoadedModules
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
-from nbdist.shipping.walk import Node, Walked
+from nbdist.shipping.walk import Node, Walked, content_digest
 
 _LIMIT = 4 << 30
 PLACEHOLDER = object()  # bound to a name that the cell deletes and this rank does not have
@@ -112,7 +112,7 @@ class Away:
         (envelope, received), self._arrived = self._arrived, None
         table = self._table
         self._settle(envelope["settle"], {key for sort, key, _ in received.values if sort == BIND})
-        _raise_hook_counter(envelope["hooks"])
+        raise_hook_counter(envelope["hooks"])
         self._cell = envelope["cell"]
         touched = []
         bulk = {id(value) for sort, _, content in received.values if sort == BULKS for value in content}
@@ -348,7 +348,7 @@ class Away:
             table.put(token, node.value, node.snapshot)
         for token, (node, _) in updates.items():
             table.snapshots[token] = node.snapshot
-            digest = _digest(node)
+            digest = content_digest(node)
             if digest is not None:
                 packed.digests[token] = digest
         described = {name: self._describe(name, value, "") for name, value in binds.items()}
@@ -363,7 +363,7 @@ class Away:
             "deleted": [name for name in deleted if only is None or name in only],
             "notes": notes,
             "signs": walked.signatures(),
-            "hooks": _hook_counter(),
+            "hooks": hook_counter(),
         }
         self._provisional, self._provisional_cell = {}, self._cell
         self._tracks = True
@@ -524,26 +524,7 @@ def _sendable(error: Exception) -> Exception:
         return AttributeError(str(error))
 
 
-def _digest(node: Node) -> Any:
-    letter, scalars, _ = node.snapshot
-    if letter == "T":
-        return scalars[4]
-    return scalars[3] if letter == "N" and len(scalars) > 3 else None
-
-
 def _close(file: int) -> None:
     import os
 
     os.close(file)
-
-
-def _hook_counter() -> int:
-    hooks = sys.modules.get("torch.utils.hooks")
-    return hooks.RemovableHandle.next_id if hooks is not None else 0
-
-
-def _raise_hook_counter(to: int) -> None:
-    # Hook ids are a counter of each process: one given out there must not be given out here again.
-    hooks = sys.modules.get("torch.utils.hooks")
-    if hooks is not None:
-        hooks.RemovableHandle.next_id = max(hooks.RemovableHandle.next_id, to)

@@ -11,13 +11,13 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.shipping.classify import KINDS
 from nbdist.shipping.errors import CannotShip
 from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of
 from nbdist.shipping.handle import RankedValue, handle_facts
+from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import (
@@ -34,63 +34,12 @@ from nbdist.shipping.message import (
 )
 from nbdist.shipping.modules import UserModules
 from nbdist.shipping.ranks import Ranks
+from nbdist.shipping.shipment import Arrival, Plan, Shipment
 from nbdist.shipping.table import Table, Token
-from nbdist.shipping.walk import Node, Walked
+from nbdist.shipping.walk import Walked, content_digest
 
 QUICK = 0.003  # seconds that a walk after each notebook cell may take
 MUCH = 1 << 20  # bytes of one tensor or array worth looking for
-
-
-@dataclass
-class Shipment:
-    """What is ready to be sent. Nothing counts as known until `Home.commit`.
-
-    Attributes:
-        parcels: (ranks, parcel) pairs; every rank is in exactly one.
-        names: all names that the cell can see, given and found.
-        left_out: names of `maybe` (or found in functions) that could not be shipped, and why.
-        size: bytes.
-        notes: one line each, for the user: what is left behind although the cell runs.
-        trivial: nothing is bound or changed, so that a rank cannot fail to decode it.
-    """
-
-    parcels: list[tuple[tuple[int, ...], Parcel]]
-    names: frozenset[str]
-    left_out: dict[str, str]
-    size: int
-    trivial: bool
-    notes: list[str] = field(default_factory=list)
-    plans: list[_Plan] = field(default_factory=list, repr=False)
-    settled: dict[str, Any] = field(default_factory=dict, repr=False)
-
-
-@dataclass
-class Arrival:
-    """What came back.
-
-    Attributes:
-        bound: names that were bound in the notebook.
-        deleted: names that were removed.
-        handles: names whose value stays on the ranks.
-        notes: one line each, for the user.
-        extra: what the lead passed as `extra`.
-    """
-
-    bound: list[str] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
-    handles: dict[str, RankedValue] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    extra: Any = None
-
-
-@dataclass
-class _Plan:
-    """What some ranks get."""
-
-    ranks: tuple[int, ...]
-    binds: dict[str, Any]
-    updates: dict[Token, tuple[Node, Snapshot | None]]  # the node, and the snapshot that these ranks have
-    packed: Packed = field(default_factory=Packed)
 
 
 class Home:
@@ -161,8 +110,8 @@ class Home:
         }
         left_out: dict[str, str] = {}
         fresh: dict[int, Token] = {}
-        common = _Plan((), binds, updates)
-        plans: list[_Plan] = []
+        common = Plan((), binds, updates)
+        plans: list[Plan] = []
         try:
             self._pack(common, walked, extra, hard, left_out, fresh, frozenset(), frozenset())
             groups: dict[Any, list[int]] = {}
@@ -170,7 +119,7 @@ class Home:
                 groups.setdefault(self._ranks.differs(rank, names, walked, common), []).append(rank)
             for difference, ranks in groups.items():
                 if difference is None:
-                    plans.append(_Plan(tuple(ranks), common.binds, common.updates, common.packed))
+                    plans.append(Plan(tuple(ranks), common.binds, common.updates, common.packed))
                     continue
                 plan = self._ranks.plan_for(ranks[0], names, namespace, walked, common)
                 plan.ranks = tuple(ranks)
@@ -189,7 +138,7 @@ class Home:
             "modules": self._modules.stamps(),
             "cell": self._cell + 1,
             "settle": self._settle,
-            "hooks": _hook_counter(),
+            "hooks": hook_counter(),
             "deletes": [name for name in deletes if name in namespace],
         }
         parcels = [
@@ -228,7 +177,7 @@ class Home:
 
     def _pack(
         self,
-        plan: _Plan,
+        plan: Plan,
         walked: Walked,
         extra: Any,
         hard: set[str],
@@ -272,13 +221,13 @@ class Home:
             except FrameFailed as failure:
                 self._leave_out(failure, plan, hard, left_out)
 
-    def _add_digests(self, plan: _Plan) -> None:
+    def _add_digests(self, plan: Plan) -> None:
         for token, (node, _) in plan.updates.items():
-            digest = _digest(node)
+            digest = content_digest(node)
             if digest is not None:
                 plan.packed.digests[token] = digest
 
-    def _leave_out(self, failure: FrameFailed, plan: _Plan, hard: set[str], left_out: dict[str, str]) -> None:
+    def _leave_out(self, failure: FrameFailed, plan: Plan, hard: set[str], left_out: dict[str, str]) -> None:
         """Take a failed frame out of a plan if no name that is surely read needs it; else raise CannotShip."""
         frame = failure.frame
         if frame.sort == BIND and frame.key not in hard:
@@ -347,7 +296,7 @@ class Home:
         arrival = Arrival(notes=list(envelope["notes"]))
         table = self._table
         received = decode(envelope, files, table, self, isolate=True)
-        _raise_hook_counter(envelope["hooks"])
+        raise_hook_counter(envelope["hooks"])
         new = [token for token, _ in received.new]
         for token, value in received.new:
             table.put(token, value)
@@ -522,7 +471,7 @@ class Home:
         self._handles = kept
 
 
-def _notes(plans: list[_Plan]) -> list[str]:
+def _notes(plans: list[Plan]) -> list[str]:
     count = max((plan.packed.unhooked for plan in plans), default=0)
     if not count:
         return []
@@ -534,13 +483,6 @@ def _nothing_to_settle() -> dict[str, Any]:
     return {"confirm": None, "reject": {}, "drop": [], "unbind": [], "pins": [], "unpin": []}
 
 
-def _digest(node: Node) -> Any:
-    letter, scalars, _ = node.snapshot
-    if letter == "T":
-        return scalars[4]
-    return scalars[3] if letter == "N" and len(scalars) > 3 else None
-
-
 def _memory(packed: Packed) -> int:
     return sum(length for file, _, length, _, _ in packed.layout.segments if file >= 0)
 
@@ -548,18 +490,6 @@ def _memory(packed: Packed) -> int:
 def _close(files: list[int]) -> None:
     while files:
         os.close(files.pop())
-
-
-def _hook_counter() -> int:
-    hooks = sys.modules.get("torch.utils.hooks")
-    return hooks.RemovableHandle.next_id if hooks is not None else 0
-
-
-def _raise_hook_counter(to: int) -> None:
-    # Hook ids are a counter of each process: one given out here must not be given out there again.
-    hooks = sys.modules.get("torch.utils.hooks")
-    if hooks is not None:
-        hooks.RemovableHandle.next_id = max(hooks.RemovableHandle.next_id, to)
 
 
 def _is_much(value: Any) -> bool:

@@ -23,7 +23,7 @@ from nbdist.shipping.pickler import FIRST, MEMORY, NAMESPACE, SIDE, CellRef, Pac
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.views import KnownMemory
-from nbdist.shipping.walk import Node
+from nbdist.shipping.walk import Node, content_digest
 
 BULKS, BIND, UPDATE, EXTRA = "bulk", "bind", "update", "extra"
 
@@ -135,10 +135,9 @@ class Encoder:
                 packed.new.append((index, token))
                 packed.born.append((token, node))
         for token, node in packed.born:
-            if node.kind.letter == "T" and len(node.snapshot[1]) > 4:
-                packed.digests[token] = node.snapshot[1][4]
-            elif node.kind.letter == "N" and len(node.snapshot[1]) > 3:
-                packed.digests[token] = node.snapshot[1][3]
+            digest = content_digest(node)
+            if digest is not None:
+                packed.digests[token] = digest
         packed.layout, packed.files = memory.pack()
         return packed
 

@@ -4,14 +4,12 @@ bound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbdist.shipping.kinds import Snapshot
+from nbdist.shipping.shipment import Plan
 from nbdist.shipping.table import GONE, PART, Table, Token
 from nbdist.shipping.walk import Walked
-
-if TYPE_CHECKING:
-    from nbdist.shipping.home import _Plan
 
 
 class Ranks:
@@ -32,7 +30,7 @@ class Ranks:
     def lacking(self, rank: int) -> frozenset[Token]:
         return _Lacking(self.lacks[rank])
 
-    def differs(self, rank: int, names: set[str], walked: Walked, common: _Plan) -> Any:
+    def differs(self, rank: int, names: set[str], walked: Walked, common: Plan) -> Any:
         """None when a rank can take the common parcel; else something that is equal for ranks with the same needs."""
         lacks, stale, unbound = self.lacks[rank], self.stale[rank], self.unbound[rank]
         if not (lacks or stale or unbound):
@@ -49,10 +47,8 @@ class Ranks:
             return None
         return (*needs, frozenset(lacks), rank if needs[1] or needs[2] & stale.keys() else -1)
 
-    def plan_for(self, rank: int, names: set[str], namespace: dict[str, Any], walked: Walked, common: _Plan) -> _Plan:
+    def plan_for(self, rank: int, names: set[str], namespace: dict[str, Any], walked: Walked, common: Plan) -> Plan:
         """The plan for one rank that differs."""
-        from nbdist.shipping.home import _Plan
-
         lacking = self.lacking(rank)
         binds = dict(common.binds)
         for name in self.unbound[rank]:
@@ -66,7 +62,7 @@ class Ranks:
         wanted = {id(common.updates[token][0].value) for token in common.updates if token in lacking}
         if wanted:
             self._carry(wanted, names, namespace, walked, lacking, binds, updates)
-        return _Plan((rank,), dict(sorted(binds.items())), updates)
+        return Plan((rank,), dict(sorted(binds.items())), updates)
 
     def _carry(
         self,
@@ -110,7 +106,7 @@ class Ranks:
             if any(below in seen for below in _through(namespace.get(name), walked)):
                 binds[name] = namespace[name]
 
-    def has_received(self, plan: _Plan) -> None:
+    def has_received(self, plan: Plan) -> None:
         """These ranks have decoded their plan."""
         for rank in plan.ranks:
             self.lacks[rank].difference_update(token for token, _ in plan.packed.born)

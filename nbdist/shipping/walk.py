@@ -24,6 +24,14 @@ class Node(NamedTuple):
     snapshot: Snapshot
 
 
+def content_digest(node: Node) -> Any:
+    """The hash of a tensor's or array's content; None for other nodes."""
+    letter, scalars, _ = node.snapshot
+    if letter == "T" and len(scalars) > 4:
+        return scalars[4]
+    return scalars[3] if letter == "N" and len(scalars) > 3 else None
+
+
 @dataclass
 class Walked:
     """What a walk met.
