@@ -123,6 +123,9 @@ class Rank:
         import torch
 
         if spec["device"] == "cuda":
+            if torch.cuda.device_count() <= spec["rank"]:
+                built = " and was built without CUDA" if torch.version.cuda is None else ""
+                raise RuntimeError(f"torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here{built}")
             torch.cuda.set_device(spec["rank"])
             state.use_device(torch.device("cuda", spec["rank"]), "one GPU a rank (--gpus)")
         else:

@@ -1,0 +1,94 @@
+"""Starting and ending the ranks of a pool, without a kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from nbdist.launchers import client
+from nbdist.launchers.errors import NotOnTheRanks, StartFailed
+from nbdist.launchers.pool import Pool, PoolOptions
+from tests.kernel.notebook import wait_gone
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def supervised() -> Iterator[None]:
+    yield
+    below = psutil.Process().children(recursive=True)
+    client.end_supervisor()
+    assert not wait_gone(below, 5.0)
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_ranks_start_and_end() -> None:
+    pool = Pool(PoolOptions(2), {}, client.supervisor)
+    pool.start()
+    try:
+        processes = [psutil.Process(pid) for pid in pool.pids]
+        assert pool.alive == {0, 1}
+        assert all(process.is_running() for process in processes)
+    finally:
+        pool.end()
+    assert not wait_gone(processes, 5.0)
+    assert not pool.started
+
+
+def test_a_second_start_is_quick() -> None:
+    """The figure (hundredths of a second a rank) is in benchmarks/; here a generous limit."""
+    pool = Pool(PoolOptions(2), {}, client.supervisor)
+    pool.start()
+    start = time.monotonic()
+    pool.start()
+    assert time.monotonic() - start < 5
+    pool.end()
+
+
+def test_a_rank_that_cannot_start_is_named_and_nothing_is_left() -> None:
+    """A pool on GPUs where there is none: what every rank says is what torch says there."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here: this start would work")
+    owner = client.supervisor()
+    owner.up()
+    before = len(ranks_of(owner.process.pid))
+    pool = Pool(PoolOptions(2, "cuda"), {}, client.supervisor)
+    with pytest.raises(StartFailed, match=r"rank \d could not start: .*sees 0 GPUs here"):
+        pool.start()
+    end = time.monotonic() + 5
+    while len(ranks_of(owner.process.pid)) > before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(ranks_of(owner.process.pid)) <= before
+    assert not pool.started
+
+
+def test_a_runner_that_does_not_exist_is_named() -> None:
+    pool = Pool(PoolOptions(2, runner="nbdist.no_such_runner"), {}, client.supervisor)
+    with pytest.raises(StartFailed, match="no_such_runner"):
+        pool.start()
+
+
+def test_descriptors_do_not_pile_up() -> None:
+    pool = Pool(PoolOptions(2), {}, client.supervisor)
+    pool.start()
+    pool.end()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        pool.start()
+        pool.end()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_what_is_gone_says_so() -> None:
+    pool = Pool(PoolOptions(2), {}, client.supervisor)
+    with pytest.raises(NotOnTheRanks, match="they have ended"):
+        pool.peek("x", [0])
