@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 import types
 from collections.abc import Collection
@@ -208,7 +209,17 @@ def stand_in(told: dict[str, Any]) -> BaseException:
 def traceback_of(frames: list[FrameFacts]) -> types.TracebackType | None:
     """Real traceback objects for frames of another process, so that whatever prints tracebacks shows files, lines
     and functions as its own.
+
+    They are made in a thread: a frame holds on to those that called it, and with them to all that the cell shipped.
     """
+    made: list[types.TracebackType | None] = []
+    thread = threading.Thread(target=lambda: made.append(_chain(frames)))
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def _chain(frames: list[FrameFacts]) -> types.TracebackType | None:
     chain: types.TracebackType | None = None
     for file, line, function, first in reversed(frames):
         error = _raised_at(file, line, function, first)
