@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import warnings
 from typing import Any
 
 DEFAULT_TORCH_SEED = 67280421310721  # c10's default_rng_seed_val: what a fresh process starts with
@@ -97,6 +98,11 @@ def seed_as_a_fresh_process() -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def silence_false_alarms() -> None:
+    """An optimizer that travels loses the mark that its scheduler set on `step`, and torch would warn once."""
+    warnings.filterwarnings("ignore", message=r"Seems like `optimizer\.step\(\)` has been overridden")
 
 
 def set_threads(count: int) -> None:

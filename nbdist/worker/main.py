@@ -103,6 +103,7 @@ class Rank:
         self.surroundings.restore({})
         environment.set_threads(spec["threads"])
         environment.seed_as_a_fresh_process()
+        environment.silence_false_alarms()
         self._choose_device(spec)
         self.default_group = DefaultGroup()
         self.groups = Groups(spec)

@@ -265,6 +265,15 @@ def test_except_catches_the_notebooks_class(nb: Notebook) -> None:
     assert nb.value("caught") == ("E", (1,))
 
 
+def test_a_failed_cell_holds_nothing(nb: Notebook) -> None:
+    nb.ok("import weakref, gc\nclass Held: pass\nheld = Held(); ref = weakref.ref(held)")
+    nb.fails("held.x = 1\nraise ValueError('after')")
+    assert nb.value("held.x") == 1
+    nb.ok("del held")
+    nb.ok("gc.collect()")
+    assert nb.value("ref() is None") is True
+
+
 def test_timeout(nb: Notebook) -> None:
     cell = nb.fails(
         "import time, torch.distributed as dist\nif rank: dist.barrier()\ntime.sleep(20)",

@@ -543,6 +543,29 @@ def test_magics_that_change_the_surroundings(nb: Notebook, tmp_path: Path) -> No
     assert nb.value("ran") == 5
 
 
+def test_reset_on_ranks_leaves_the_shell_its_own(fresh: Notebook) -> None:
+    fresh.ok("before = 1; function = get_ipython; history = In")
+    fresh.ranks("%reset -f\nafter = 2")
+    assert fresh.value("(get_ipython is not None, In is get_ipython().user_ns['_ih'], after)") == (True, True, 2)
+    fresh.ranks("again = after")
+    assert fresh.value("again") == 2
+
+
+def test_a_scheduler_that_travels_does_not_warn(nb: Notebook) -> None:
+    nb.ok(
+        "line = nn.Linear(1, 1); o = torch.optim.SGD(line.parameters(), lr=1.)\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(o, 1, .5)"
+    )
+    cell = nb.ranks("line(torch.ones(1)).backward()\no.step()\nschedule.step()\nlr = o.param_groups[0]['lr']")
+    assert cell.stderr == ""
+    assert nb.value("(lr, o.param_groups[0]['lr'], schedule.last_epoch, schedule.optimizer is o)") == (
+        0.5,
+        0.5,
+        1,
+        True,
+    )
+
+
 def test_future_import_of_an_earlier_cell(nb: Notebook) -> None:
     nb.ok("from __future__ import annotations")
     nb.ranks("def annotated(x: NoSuchName) -> None: ...\nnote = annotated.__annotations__['x']")
