@@ -124,6 +124,18 @@ def test_normal_end_leaves_nothing() -> None:
         all_gone(below, notebook)
 
 
+def test_a_restart_leaves_nothing(fresh: Notebook) -> None:
+    """Jupyter's restart: the old ranks are gone, and the new kernel starts its own."""
+    before = works(fresh, RANKS)
+    below = fresh.processes()
+    fresh.manager.restart_kernel(now=False)
+    fresh.client.wait_for_ready(timeout=60)
+    fresh.pid = fresh.manager.provisioner.process.pid
+    all_gone(below, fresh)
+    fresh.ok("%load_ext nbdist")
+    assert not set(before) & set(works(fresh, RANKS))
+
+
 def test_unloading_leaves_nothing(nb: Notebook) -> None:
     nb.ok(magic("subprocess.Popen(['sleep', '1000'], start_new_session=True)", RANKS))
     below = nb.processes()
