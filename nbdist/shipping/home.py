@@ -321,7 +321,11 @@ class Home:
         return arrival
 
     def _apply(self, token: Token, content: tuple[str, Any], arrival: Arrival) -> None:
-        value = self._table.find(token)
+        try:
+            value = self._table.find(token)
+        except KeyError:
+            arrival.notes.append("an object that the notebook has dropped meanwhile was not changed")
+            return
         letter, change = content
         try:
             KINDS[letter].apply(value, change)

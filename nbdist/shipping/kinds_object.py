@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import copyreg
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import is_
 from typing import Any
 
 from nbdist.shipping.kinds import (
@@ -124,12 +125,20 @@ class GetStateKind(Kind):
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
         try:
-            state = self.state(value)
+            state, again = self.state(value), self.state(value)
         except Exception as error:
             return ("unreadable", type(error).__name__), ()
-        if isinstance(state, dict):
-            return tuple(state), (type(value), *state.values())
-        return None, (type(value), *flat([state] if not isinstance(state, tuple) else state))
+        names, held = _opened(state)
+        _, held_again = _opened(again)
+        if len(held) != len(held_again) or not all(map(is_, held, held_again)):
+            # Made afresh at each call: identity says nothing, so the content is compared.
+            from nbdist.shipping.pickler import digest_of_pickle
+
+            try:
+                return (names, None if light else digest_of_pickle(state)), (type(value),)
+            except Exception:
+                pass
+        return names, (type(value), *held)
 
     def shape(self, value: Any) -> Any:
         return None
@@ -153,6 +162,13 @@ class GetStateKind(Kind):
                     put_attributes(value, (list(state.items()), [], None))
         else:
             put_attributes(value, (list(change.items()), [], None))
+
+
+def _opened(state: Any) -> tuple[Any, Sequence[Any]]:
+    """(the names of a state, what it refers to)."""
+    if isinstance(state, dict):
+        return tuple(state), tuple(state.values())
+    return None, flat([state])
 
 
 class Twin:

@@ -538,6 +538,19 @@ CODE = [
 
 OBJECTS = [
     Case(
+        "state_made_afresh_at_each_call",
+        """
+        class Fresh:
+            def __init__(s): s.n=[1]; s.calls=0
+            def __getstate__(s): return {'n': list(s.n), 'text': str(len(s.n)) * 30}
+            def __setstate__(s, d): s.n=d['n']; s.calls=1+s.__dict__.get('calls', 0)
+        f=Fresh(); f0=f
+        """,
+        "r=f.n[0]",
+        ["f is f0 and f.n==[1,2] and f.calls==1", "r==2"],
+        ("r=f.calls", "f.n.append(2)", "r=len(f.n)"),
+    ),
+    Case(
         "pandas",
         "import pandas as pd\ndf=pd.DataFrame({'a':range(5),'b':list('vwxyz')}); df2=df",
         "df.loc[0,'a']=50; df['c']=df.a*2; r=len(df)",

@@ -323,3 +323,18 @@ def test_object_whose_own_code_raises_is_refused_by_name(nb: Notebook) -> None:
 def test_unreadable_object_on_the_rank_becomes_a_handle(nb: Notebook) -> None:
     nb.cell("class A:\n  def __getstate__(self): raise ValueError('no state')\na=A(); b=1")
     assert isinstance(nb["a"], RankedValue) and nb["b"] == 1 and "no state" in repr(nb["a"])
+
+
+def test_object_that_the_notebook_forgot_during_the_cell(nb: Notebook) -> None:
+    nb.here("a=[1]; b=[1]")
+    nb.cell("a.append(2); b.append(2)")
+    original = nb.home.accept
+
+    def forgetful(*arguments: Any, **options: Any) -> Any:
+        nb.home._table.drop(nb.home._table.tokens[id(nb["a"])])
+        return original(*arguments, **options)
+
+    nb.home.accept = forgetful  # type: ignore[method-assign]
+    arrival = nb.cell("a.append(3); b.append(3); c=[a]; d=[b]")
+    assert nb["b"] == [1, 2, 3] and nb["d"][0] is nb["b"] and nb["a"] == [1, 2]
+    assert isinstance(nb["c"], RankedValue) and arrival.notes
