@@ -84,14 +84,17 @@ class Reader:
             if self._put_bytes - self._taken_bytes > MOST_PENDING:
                 self._dropped += len(event.value)
                 return
-            if self._dropped:
-                self.events.put(Event(event.rank, "dropped", self._dropped))
-                self._dropped = 0
             self._put_bytes += len(event.value)
         elif event.what == "display" and not self.listening and self.late is not None:
             self.late(event)
             return
+        self._tell_dropped(event.rank)  # also where nothing follows: at the end of a cell
         self.events.put(event)
+
+    def _tell_dropped(self, rank: int) -> None:
+        if self._dropped:
+            self.events.put(Event(rank, "dropped", self._dropped))
+            self._dropped = 0
 
     def _read(self) -> None:
         ended = False

@@ -163,9 +163,13 @@ def test_a_burst_of_20_megabytes(nb: Notebook) -> None:
 
 @pytest.fixture
 def small_room(nb: Notebook) -> Iterator[None]:
-    nb.ok("import nbdist.launchers.reader as _r; _usual = _r.MOST_PENDING; _r.MOST_PENDING = 1 << 20")
+    """Room for a mebibyte, and a notebook that takes its time."""
+    nb.ok(
+        "import nbdist.launchers.reader as _r, nbdist.magics.output as _o\n_usual = _r.MOST_PENDING, _o._write\n"
+        "_r.MOST_PENDING = 1 << 20\ndef _slow(*a):\n    time.sleep(.005)\n    _usual[1](*a)\n_o._write = _slow"
+    )
     yield
-    nb.ok("_r.MOST_PENDING = _usual")
+    nb.ok("_r.MOST_PENDING, _o._write = _usual")
 
 
 def test_a_flood_is_bounded_and_said(nb: Notebook, small_room: None) -> None:
@@ -212,6 +216,15 @@ def test_figures(nb: Notebook) -> None:
     )
     assert [("image/png" in data) for data in cell.data] == [True, True]
     assert len(lines_of(1, cell.stdout)) == 2 and "Figure" in lines_of(1, cell.stdout)[0]
+
+
+def test_inline_figures_asked_for_in_the_cell(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "%matplotlib inline\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.plot([1])", ONLY_0
+    )
+    assert any("image/png" in data for data in cell.data)
+    nb.ranks("ax.set_xlabel('x')\nsame = fig.axes[0] is ax", ONLY_0)
+    assert nb.value("(same, ax.get_xlabel(), fig.axes[0] is ax)") == (True, "x", True)
 
 
 def test_a_large_display_arrives_whole(nb: Notebook) -> None:
