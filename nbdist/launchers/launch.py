@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,7 +83,12 @@ def launch(
         raise ValueError(f"output={output!r}: takes one of {', '.join(MODES)}")
     if sys.platform == "win32":
         raise OSError("nbdist runs on Linux and macOS; on Windows use WSL 2")
-    size, device, _ = choose_ranks(ranks=ranks, gpus=gpus, count_gpus=client.count_gpus)
+    if not callable(function):
+        raise TypeError(f"launch({function!r}): takes a function, and what to call it with")
+    try:
+        size, device, _ = choose_ranks(ranks=ranks, gpus=gpus, count_gpus=client.count_gpus)
+    except ValueError as error:
+        raise type(error)(_as_arguments(str(error))) from None
     namespace = _namespace_of(function)
     pool = Pool(PoolOptions(size, device), namespace, client.supervisor)
     screen: Screen = MergedScreen(output)
@@ -110,6 +116,12 @@ def launch(
         return Values(values)
     finally:
         pool.end()
+
+
+def _as_arguments(text: str) -> str:
+    """What is said about options of the magic, as said about arguments."""
+    names = {"-n": "ranks", "--cpus": "ranks", "--gpus": "gpus"}
+    return re.sub(r"(?<!\w)(-n|--cpus|--gpus)(?: (\d+))?\b", lambda m: names[m[1]] + (f"={m[2]}" if m[2] else ""), text)
 
 
 def _namespace_of(function: Any) -> dict[str, Any]:

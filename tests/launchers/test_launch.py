@@ -211,12 +211,17 @@ def test_output(capsys: pytest.CaptureFixture[str], mode: str, out: list[str], e
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="merged, rank0, none"):
         nbdist.launch(who, ranks=2, output="some")
-    with pytest.raises(ValueError, match="1 or more"):
+    with pytest.raises(ValueError, match=r"^ranks=0: .*1 or more"):
         nbdist.launch(who, ranks=0)
-    with pytest.raises(ValueError, match="no GPU"):
+    with pytest.raises(ValueError, match=r"^gpus=8: this machine has no GPU. Use ranks=8 to run 8 ranks on the CPU"):
         nbdist.launch(who, gpus=8)
-    with pytest.raises(TypeError, match="skale"):
+    with pytest.raises(ValueError, match=r"^ranks and gpus exclude each other"):
+        nbdist.launch(who, ranks=2, gpus=2)
+    with pytest.raises(TypeError, match="takes a function"):
+        nbdist.launch(3, ranks=2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="skale") as caught:
         nbdist.launch(who, ranks=2, skale=2)
+    assert "worker" not in "".join(str(entry.path) for entry in caught.traceback)
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
