@@ -320,7 +320,7 @@ class CellRun:
         failure = self._failure(interrupted)
         if self._outstanding() or failure is not None or interrupted or trouble is not None or self.died_at:
             pool.unsettled = self
-        notes = list(self.arrival.notes) if self.arrival is not None else []
+        notes = [*shipment.notes, *(self.arrival.notes if self.arrival is not None else ())]
         error = trouble
         if error is None and failure is not None and not interrupted:
             error = failures.raisable(failure, self.request.files)

@@ -347,7 +347,7 @@ class Pool:
         return [self.home.unpack(Parcel(answers[rank].blob, answers[rank].files)) for rank in ranks]
 
     def _fetch(self, handle: RankedValue, attributes: tuple[str, ...]) -> Any:
-        return self.peek(handle_facts(handle).name, [0], attributes)[0]
+        return self.peek(handle_facts(handle).key, [0], attributes)[0]
 
 
 def _memory_file() -> int:

@@ -195,6 +195,13 @@ class Rank:
         received, extra = self._receive(message)
         if not received:
             return
+        try:
+            self.away.commit()
+        except Exception as error:  # this rank's own objects cannot take a change; the others run already
+            told = failure.describe(error, self.number, False, self.interrupts.is_cell_file)
+            self.away.begin((), (), lead=self.number == cell["lead"])
+            self._done(cell, told, self.away.give(lead=self.number == cell["lead"], only=frozenset()))
+            return
         if not cell["runs"]:
             self.away.begin((), (), lead=False)
             self._done(cell, None, self.away.give(lead=False, ran=False))
@@ -223,7 +230,6 @@ class Rank:
         if not cell["trivial"] and not self._wait_for_verdict(cell):
             self.away.rollback()
             return False, None
-        self.away.commit()
         return True, extra
 
     def _wait_for_verdict(self, cell: dict[str, Any]) -> bool:
@@ -282,9 +288,9 @@ class Rank:
             finally:
                 self.interrupts.running = False
         except BaseException as error:
-            why = "Stop came while its results were packed" if isinstance(error, KeyboardInterrupt) else repr(error)
+            why = "Stop came while its results were packed" if isinstance(error, KeyboardInterrupt) else str(error)
             print(f"nbdist: rank {self.number} gives nothing back: {why}", file=sys.stderr)
-            if not isinstance(error, KeyboardInterrupt):
+            if not isinstance(error, KeyboardInterrupt | MemoryError):
                 traceback.print_exc()
             return self.away.give(lead=lead, only=frozenset())
 
