@@ -33,6 +33,8 @@ def in_step(told: Sequence[Message]) -> bool:
     if any(status is None or not status["known"] or status["point to point"] for status in statuses):
         return False
     groups = [status["groups"] for status in statuses]
+    if not groups:  # nothing ran
+        return True
     return all(one == groups[0] for one in groups) and all(begun == ended for begun, ended in groups[0].values())
 
 
