@@ -37,7 +37,10 @@ class PoolOptions:
     runner: str = "nbdist.worker.calls"
 
     def __str__(self) -> str:
-        return f"{self.ranks} ranks on " + ("the CPU" if self.device == "cpu" else f"{self.ranks} GPUs")
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        if self.device == "cpu":
+            return f"{ranks} on the CPU"
+        return f"{ranks} on " + ("1 GPU" if self.ranks == 1 else f"{self.ranks} GPUs")
 
 
 def surroundings() -> dict[str, Any]:

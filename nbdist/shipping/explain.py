@@ -93,7 +93,7 @@ def reason_of(error: BaseException) -> str:
 def advice_for(name: str, value: Any, trouble: Trouble) -> str:
     """What the user can do."""
     if isinstance(trouble.value, RankedValue) and handle_facts(trouble.value).dead:
-        return f"Its ranks were replaced: run the cell that made it again, or `del {name}`"
+        return f"Run the cell that made it again, or `del {name}`"
     if trouble.path == name:
         return "Create it inside the cell, or give the notebook's variable another name"
     return f"Create it inside the cell, or take {trouble.path} out before (`del`)"

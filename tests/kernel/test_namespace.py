@@ -610,6 +610,32 @@ def test_two_pools_with_the_same_names(nb: Notebook) -> None:
     assert nb.value("list(ranks['seen'])") == [([("two", 2), ("three", 3), ("two", 2)], 7.0)] * 3
 
 
+def test_one_rank_and_the_usual_number(nb: Notebook) -> None:
+    nb.ranks("import torch.distributed as dist\nalone = dist.get_world_size(), rank", "-n 1")
+    assert nb.value("(alone, len(ranks))") == ((1, 0), 1)
+    assert "<1 rank on the CPU" in nb.ok("ranks").text
+    nb.ranks("usual = world_size", "")
+    assert nb.value("usual == len(ranks) >= 2") is True
+
+
+def test_what_each_of_three_ranks_has(nb: Notebook) -> None:
+    nb.ok("aa = [0]; tt = torch.zeros(1)")
+    nb.ranks("aa.append(rank)\ntt += 1", "-n 3 --ranks 1,2")
+    nb.ranks("b3 = list(aa), tt.item()", "-n 3")
+    assert nb.value("(aa, tt.item(), list(ranks['b3']))") == ([0, 1], 1.0, [([0, 1], 1.0)] * 2 + [([0, 2], 1.0)])
+    nb.ranks("if rank == 2:\n    aa.append('two')", "-n 3")
+    assert nb.value("(aa, list(ranks['aa']))") == ([0, 1], [[0, 1], [0, 1], [0, 2, "two"]])
+    nb.ok("aa.append('notebook')")  # that very object: all have the notebook's from now on
+    nb.ranks("b3 = list(aa)", "-n 3")
+    assert nb.value("list(ranks['b3'])") == [[0, 1, "notebook"]] * 3
+    nb.ranks("only_0 = 5", "-n 3 --ranks 0")
+    nb.ranks("b3 = only_0", "-n 3")
+    assert nb.value("list(ranks['b3'])") == [5] * 3
+    nb.fails("raise ValueError(rank)", "-n 3 --ranks 1-2")
+    nb.ranks("import torch.distributed as dist\nsum3 = torch.ones(1)\ndist.all_reduce(sum3)", "-n 3")
+    assert nb.value("sum3.item()") == 3.0
+
+
 def test_fresh_ranks_say_what_went(nb: Notebook) -> None:
     nb.ok("kept_model = nn.Linear(1, 1)")
     nb.ranks("only_there = (i for i in range(3))\nplain = 4\nkept_model.bias.data.fill_(3)")
