@@ -47,7 +47,7 @@ class Distributed:
         except (OptionError, NotOnTheRanks, StartFailed, SupervisorLost, NameError) as error:
             raise_plain(error)
 
-    @output_can_be_silenced  # type: ignore[untyped-decorator]
+    @output_can_be_silenced
     def cell(self, line: str, cell: str) -> Any:
         """`%%distributed [-n N | --gpus N | --cpus N] [options]`: run this cell on N ranks.
 

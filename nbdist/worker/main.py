@@ -198,9 +198,9 @@ class Rank:
         try:
             self.away.commit()
         except Exception as error:  # this rank's own objects cannot take a change; the others run already
-            told = failure.describe(error, self.number, False, self.interrupts.is_cell_file)
+            fault = failure.describe(error, self.number, False, self.interrupts.is_cell_file)
             self.away.begin((), (), lead=self.number == cell["lead"])
-            self._done(cell, told, self.away.give(lead=self.number == cell["lead"], only=frozenset()))
+            self._done(cell, fault, self.away.give(lead=self.number == cell["lead"], only=frozenset()))
             return
         if not cell["runs"]:
             self.away.begin((), (), lead=False)

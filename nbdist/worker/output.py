@@ -83,7 +83,7 @@ class _Bytes(io.RawIOBase):
 class _NoKeyboard(io.TextIOWrapper):
     """Stands for sys.stdin: `input()` says what to do."""
 
-    def readline(self, size: int = -1, /) -> str:
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
         raise EOFError("a rank has no keyboard: ask with input() in an ordinary cell, and use the answer here")
 
 

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.ranks
 @pytest.fixture(scope="module", autouse=True)
 def supervised() -> Iterator[None]:
     yield
-    below = psutil.Process().children(recursive=True)
+    supervisor = psutil.Process(
+        client.supervisor().process.pid
+    )  # other tests of this process have children of their own
+    below = [supervisor, *supervisor.children(recursive=True)]
     client.end_supervisor()
     assert not wait_gone(below, 5.0)
 
