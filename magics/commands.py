@@ -110,13 +110,7 @@ def _pull(session: Session, rest: str) -> None:
         only=frozenset({rest}),
         limit=_NO_LIMIT,
     )
-    result = run_cell(pool, request, screen)
-    for note in result.notes:
-        screen.notice(note)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    if result.error is not None:
-        raise result.error
+    run_cell(pool, request, screen).conclude(screen)
     value = session.shell.user_ns.get(rest)
     if rest not in session.shell.user_ns:
         raise NameError(f"neither the notebook nor rank 0 has a name {rest!r}")

@@ -82,6 +82,16 @@ class Result:
     def value(self) -> Any:
         return self.arrival.extra if self.arrival is not None else None
 
+    def conclude(self, screen: Screen) -> Any:
+        """Show the notes; raise what ended the cell, or return its value."""
+        for note in self.notes:
+            screen.notice(note)
+        if self.interrupted:
+            raise KeyboardInterrupt
+        if self.error is not None:
+            raise self.error
+        return self.value
+
 
 class CellRun:
     """A running cell. Use `run_cell`."""

@@ -102,14 +102,8 @@ def launch(
     )
     try:
         settle(pool, screen)
-        result = run_cell(pool, request, screen)
-        for note in result.notes:
-            screen.notice(note)
-        if result.interrupted:
-            raise KeyboardInterrupt
-        if result.error is not None:
-            raise result.error
-        values = [result.value, *(pool.peek(RESULT, range(1, size)) if size > 1 else ())]
+        first = run_cell(pool, request, screen).conclude(screen)
+        values = [first, *(pool.peek(RESULT, range(1, size)) if size > 1 else ())]
         for rank, value in enumerate(values):
             if isinstance(value, RankedValue):
                 raise CannotComeBack(f"what {_name(function)} returned on rank {rank} cannot come back: {value!r}")
