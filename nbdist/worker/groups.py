@@ -8,6 +8,7 @@ where it fails the groups are destroyed and made again, and the notebook is told
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from nbdist.worker.where import flight_recorder
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 STORE_TIMEOUT = timedelta(seconds=60)
+LOOKS = 5  # at the state of collectives, until none is in flight
 _FIRST_FREE_BACKEND_TYPE = 6  # a type that is set already would keep the old backend
 
 
@@ -104,6 +106,14 @@ class Groups:
         """Where the collectives of each living group stand; equal on all ranks and nothing in flight means that
         nothing needs healing.
         """
+        for _ in range(LOOKS):
+            told = self._status()
+            if all(begun == ended for begun, ended in told["groups"].values()):
+                break
+            time.sleep(0.002)  # gloo frees who waits first, and writes down that it is done a moment later
+        return told
+
+    def _status(self) -> dict[str, Any]:
         dump = flight_recorder()
         told = dump.get("pg_status", {})
         return {

@@ -235,7 +235,11 @@ def wait_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Pr
 
 
 def _status(process: psutil.Process) -> str:
+    """A process whose first thread has ended while others still do is not gone: its sockets are open."""
     try:
-        return process.status()
-    except psutil.NoSuchProcess:
+        status = process.status()
+        if status == psutil.STATUS_ZOMBIE and len(os.listdir(f"/proc/{process.pid}/task")) > 1:
+            return psutil.STATUS_RUNNING
+        return status
+    except (psutil.NoSuchProcess, OSError):
         return psutil.STATUS_ZOMBIE
