@@ -43,6 +43,8 @@ class Away:
         rank: this rank.
     """
 
+    moves_memory = False
+
     def __init__(self, namespace: dict[str, Any], rank: int) -> None:
         self.namespace, self.rank = namespace, rank
         self._table = Table(namespace)

@@ -51,6 +51,8 @@ class Home:
         fetch: called with a handle and attribute names when the user reads an attribute of a handle.
     """
 
+    moves_memory = True  # what was sent as a part is moved into the whole that is sent later
+
     def __init__(
         self,
         namespace: dict[str, Any],

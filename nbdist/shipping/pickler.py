@@ -27,7 +27,7 @@ from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing, raw
 from nbdist.shipping.modules import find_module, importable, submodules
 from nbdist.shipping.reducers import REDUCERS
-from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view
+from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view, move_into
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
 
@@ -184,11 +184,12 @@ class Packer(cloudpickle.Pickler):
         leaf = value.is_leaf
         grad = value.grad if leaf else None
         own = dict(value.__dict__)
-        state = (grad, own) if grad is not None or own else None
+        extent = tensor_extent(value) if exact and has_plain_memory(value) else None
+        held = self._held(value, *extent) if extent is not None and not fresh else None
+        inner = self._inside(value, *extent) if extent is not None and not fresh and held is None else []
+        state = (grad, own, inner) if grad is not None or own or inner else None
         setter = (None, None, set_tensor) if state is not None else ()
-        if exact and has_plain_memory(value):
-            extent = tensor_extent(value)
-            held = None if fresh else self._held(value, *extent)
+        if extent is not None:
             if held is not None:
                 form = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad and leaf)
                 view = (*held, extent[1], *form, cls is torch.nn.Parameter)
@@ -212,6 +213,12 @@ class Packer(cloudpickle.Pickler):
         if self.known_memory is None or self.known(id(value)) is not None:
             return None
         return self.known_memory().holder(address, length)
+
+    def _inside(self, value: Any, address: int, length: int) -> list[tuple[Any, int]]:
+        """Known tensors that look at a part of a new one's memory. Moved on ranks only, never in the notebook."""
+        if self.known_memory is None or not self.side.moves_memory or self.known(id(value)) is not None:
+            return []
+        return self.known_memory().inside(address, length)
 
     # -- functions
 
@@ -328,8 +335,10 @@ def make_copy(tensor: Any, requires_grad: bool, parameter: bool) -> Any:
     return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
 
 
-def set_tensor(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
-    grad, own = state
+def set_tensor(tensor: Any, state: tuple[Any, dict[str, Any], list[tuple[Any, int]]]) -> None:
+    grad, own, inner = state
+    if inner:
+        move_into(tensor, inner)
     if grad is not None:
         tensor.grad = grad
     tensor.__dict__.update(own)

@@ -44,6 +44,28 @@ class KnownMemory:
                 return value, address - low
         return None
 
+    def inside(self, address: int, length: int) -> list[tuple[Any, int]]:
+        """(the known tensor, its byte offset) for those whose memory lies inside an interval."""
+        torch = torch_if_loaded()
+        found = []
+        for low, high, _, value in self._found[bisect.bisect_left(self._starts, address) :]:
+            if low >= address + length:
+                break
+            if high <= address + length and isinstance(value, torch.Tensor) and self._equal(value):
+                found.append((value, low - address))
+        return found
+
+
+def move_into(base: Any, inner: list[tuple[Any, int]]) -> None:
+    """Have tensors that were sent before look at the memory of one that holds theirs, and was sent after them."""
+    import torch
+
+    storage = base.untyped_storage()
+    low = tensor_extent(base)[0] - storage.data_ptr()
+    for tensor, offset in inner:
+        start = (low + offset) // tensor.dtype.itemsize
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(storage, start, tensor.shape, tensor.stride())
+
 
 def _bytes_of(holder: Any, offset: int, length: int) -> Any:
     """A buffer over a part of a tensor's or array's memory, which keeps it alive."""

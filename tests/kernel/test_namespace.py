@@ -106,6 +106,30 @@ def test_views_and_numpy_aliases(nb: Notebook) -> None:
     assert nb.value("(base.tolist(), array.tolist())") == ([0, 0, 7, 7, 0, 9], [0, 0, 7, 7, 0, 9])
 
 
+def test_a_part_that_is_sent_before_its_whole(nb: Notebook) -> None:
+    nb.ok("whole_t = torch.zeros(3); part = whole_t[1]; large = torch.zeros(200_000); half = large[:100_000]")
+    nb.ranks("part += 1\nhalf += 1")
+    nb.ranks("whole_t += 1\npart += 1\nlarge += 1\nhalf += 1")
+    assert nb.value("(whole_t.tolist(), part.item())") == ([1, 3, 1], 3)
+    assert nb.value("(large[0].item(), half[0].item(), large[-1].item())") == (3, 3, 1)
+    nb.ok("embedding = nn.Embedding(4, 2); row = embedding.weight.data[1]; first = embedding.weight.data_ptr()")
+    nb.ranks("row.fill_(5)")
+    nb.ranks("embedding.weight.data.mul_(0)\nrow += 2")
+    assert nb.value("(embedding.weight.tolist()[1], row.tolist(), embedding.weight.data_ptr() == first)") == (
+        [2, 2],
+        [2, 2],
+        True,
+    )
+
+
+@pytest.mark.xfail(strict=True, reason="numpy cannot move an array into other memory: the two stay apart on the ranks")
+def test_a_part_of_an_array_that_is_sent_before_its_whole(nb: Notebook) -> None:
+    nb.ok("whole_a = np.arange(6.); row_a = whole_a[2:4]")
+    nb.ranks("row_a[:] = 0")
+    nb.ranks("whole_a += 1\nrow_a += 1")
+    assert nb.value("(whole_a.tolist(), row_a.tolist())") == ([1, 2, 2, 2, 5, 6], [2, 2])
+
+
 def test_a_tensor_with_a_graph_comes_back_without(nb: Notebook) -> None:
     nb.ok("w = torch.ones(2, requires_grad=True)")
     nb.ranks("total = (w * 2).sum()\nhad = total.requires_grad")
