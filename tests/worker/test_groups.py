@@ -114,7 +114,10 @@ def test_where_collectives_stand(rank: tuple[Groups, DefaultGroup]) -> None:
     after = groups.status()
     assert before["known"] is after["known"]
     assert not after["point to point"]
-    for begun, ended in after["groups"].values():
+    # torch keeps the record of groups that earlier tests of this process have dropped
+    moved = {name: where for name, where in after["groups"].items() if where != before["groups"].get(name)}
+    assert len(moved) == 1, (before, after)
+    for begun, ended in moved.values():
         assert begun == ended
 
 
