@@ -289,10 +289,12 @@ class Rank:
                 self.interrupts.running = False
         except BaseException as error:
             why = "Stop came while its results were packed" if isinstance(error, KeyboardInterrupt) else str(error)
-            print(f"nbdist: rank {self.number} gives nothing back: {why}", file=sys.stderr)
+            if lead or not isinstance(error, KeyboardInterrupt):
+                print(f"nbdist: rank {self.number} gives nothing back: {why}", file=sys.stderr)
             if not isinstance(error, KeyboardInterrupt | MemoryError):
                 traceback.print_exc()
-            return self.away.give(lead=lead, only=frozenset())
+            # Neither of these runs the user's code again.
+            return self.away.give(lead=True, only=frozenset()) if lead else self.away.give(lead=False, ran=False)
 
     def _done(self, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Any) -> None:
         self.output.finish(cell["mark"])
