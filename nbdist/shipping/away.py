@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbdist.shipping.classify import KINDS
-from nbdist.shipping.errors import CannotReceive, StaysOnRank, in_words
-from nbdist.shipping.explain import path_to_trouble, reason_of
+from nbdist.shipping.errors import CannotReceive, in_words
+from nbdist.shipping.explain import reason_of
+from nbdist.shipping.giving import Giving, why
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, Snapshot, Stays, same
 from nbdist.shipping.memory import Parcel
@@ -17,19 +18,16 @@ from nbdist.shipping.message import (
     BULKS,
     EXTRA,
     UPDATE,
-    DecodeFailed,
     Encoder,
     Frame,
     FrameFailed,
-    Packed,
     TooLarge,
-    binding_order,
-    decode,
 )
 from nbdist.shipping.modules import LoadedModules
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
-from nbdist.shipping.walk import Node, Walked, content_digest
+from nbdist.shipping.unpacking import DecodeFailed, decode
+from nbdist.shipping.walk import Node, content_digest
 
 _LIMIT = 4 << 30
 PLACEHOLDER = object()  # bound to a name that the cell deletes and this rank does not have
@@ -318,37 +316,41 @@ class Away:
         walked = table.walker.walk(roots, place=True, grown=grown, late=late)
         for token, node in missing:  # never compared on this rank before: as it is now is all that is known
             table.snapshots[token] = node.snapshot
-        updates: dict[Token, tuple[Node, Any]] = {}
-        notes: list[str] = []
         paths: dict[int, str] = {}
         for name, value in sorted(roots, key=lambda root: root[0] not in self._reads):
             paths.setdefault(id(value), name)
+        giving = Giving(self._encoder, table.tokens.get, self._describe, paths)
         for value in walked.stays:
             kind = table.kinds.of(value)
             reason = kind.reason if isinstance(kind, Stays) else ""
-            notes.append(f"{self._label(value, paths)} ({type(value).__name__}) was left as it was: {reason}")
+            giving.notes.append(f"{giving.label(value)} ({type(value).__name__}) was left as it was: {reason}")
         for key, node in walked.nodes.items():
             token = table.tokens.get(key)
             if token is None or same(table.snapshots[token], node.snapshot):
                 continue
             try:
-                updates[token] = (node, node.kind.change(node.value, table.snapshots[token], node.snapshot))
+                change = node.kind.change(node.value, table.snapshots[token], node.snapshot)
+                giving.updates[token] = (node, change)
             except Exception as error:
-                notes.append(f"{self._label(node.value, paths)} was left as it was: {reason_of(error)}")
+                giving.notes.append(f"{giving.label(node.value)} was left as it was: {reason_of(error)}")
         named = assigned if only is None else [name for name in assigned if name in only]
-        binds = {name: self.namespace[name] for name in named}
-        handles: dict[str, dict[str, Any]] = {}
+        binds = giving.binds = {name: self.namespace[name] for name in named}
         for name, reason in stay.items():
             if name in binds:
-                handles[name] = self._describe(name, binds.pop(name), reason)
+                giving.stays(name, reason)
         for name in list(binds):
             kind = table.kinds.of(binds[name])
             if isinstance(kind, Stays):  # also when the notebook knows the object, from before it was sharded
-                handles[name] = self._describe(name, binds.pop(name), kind.reason)
-        packed, send_extra = self._pack(binds, updates, walked, handles, notes, paths, extra, limit)
+                giving.stays(name, kind.reason)
+
+        def name_born(key: int) -> Token:
+            group, position = walked.places[key]
+            return (self._cell, group, position)
+
+        packed, send_extra = giving.pack(walked, name_born, extra, limit)
         for token, node in packed.born:
             table.put(token, node.value, node.snapshot)
-        for token, (node, _) in updates.items():
+        for token, (node, _) in giving.updates.items():
             table.snapshots[token] = node.snapshot
             digest = content_digest(node)
             if digest is not None:
@@ -360,99 +362,16 @@ class Away:
             **packed.envelope(),
             "cell": self._cell,
             "rank": self.rank,
-            "handles": handles,
+            "handles": giving.handles,
             "described": described,
             "deleted": [name for name in deleted if only is None or name in only],
-            "notes": notes,
+            "notes": giving.notes,
             "signs": walked.signatures(),
             "hooks": hook_counter(),
         }
         self._provisional, self._provisional_cell = {}, self._cell
         self._tracks = True
         return Parcel(pickle.dumps(envelope, 5), packed.files)
-
-    def _pack(
-        self,
-        binds: dict[str, Any],
-        updates: dict[Token, tuple[Node, Any]],
-        walked: Walked,
-        handles: dict[str, dict[str, Any]],
-        notes: list[str],
-        paths: dict[int, str],
-        extra: Any,
-        limit: int,
-    ) -> tuple[Packed, bool]:
-        """Encode; what cannot be packed or is too large leaves `binds` for `handles`, or `updates` for `notes`."""
-        send_extra = extra is not None
-        reason_too_large = f"over the return limit of {in_words(limit)}"
-
-        def name_born(key: int) -> Token:
-            group, position = walked.places[key]
-            return (self._cell, group, position)
-
-        while True:
-            frames = [Frame(BIND, name, binds[name]) for name in binding_order(binds)]
-            frames += [Frame(UPDATE, token, (node.kind.letter, change)) for token, (node, change) in updates.items()]
-            if send_extra:
-                frames.append(Frame(EXTRA, None, extra))
-            try:
-                packed = self._encoder.encode(frames, walked.nodes, self._table.tokens.get, name_born, limit)
-                return packed, send_extra
-            except FrameFailed as failure:
-                frame, reason = failure.frame, reason_of(failure.error)
-                if frame.sort == BIND:
-                    reason = self._why(frame.key, frame.content, failure.error)
-                size = None
-            except TooLarge as failure:
-                frame, reason, size = failure.frame, reason_too_large, failure.size
-            if frame.sort == BIND:
-                handles[frame.key] = self._describe(frame.key, binds.pop(frame.key), reason, size)
-            elif frame.sort == EXTRA:
-                send_extra = False
-                handles[""] = self._describe("", extra, reason, size)
-            else:
-                self._split(frame.key, updates, notes, paths, reason, whole=size is not None)
-
-    def _split(
-        self,
-        token: Token,
-        updates: dict[Token, tuple[Node, Any]],
-        notes: list[str],
-        paths: dict[int, str],
-        reason: str,
-        whole: bool,
-    ) -> None:
-        """Of a change that cannot be packed, keep the parts that can."""
-        node, change = updates.pop(token)
-        label = self._label(node.value, paths)
-        parts = None if whole else node.kind.parts(change)
-        good = []
-        for step, part in parts or ():
-            error = self._packs(part)
-            if error is None:
-                good.append(part)
-            else:
-                notes.append(f"{label}{step} ({type(part[1]).__name__}) was left as it was: {reason_of(error)}")
-        if not parts or len(good) == len(parts):
-            notes.append(f"{label} ({type(node.value).__name__}) was left as it was: {reason}")
-        else:
-            updates[token] = (node, node.kind.join(change, good))
-
-    def _packs(self, value: Any) -> Exception | None:
-        try:
-            self._encoder.measure([Frame(BIND, "", value)], {}, self._table.tokens.get)
-        except FrameFailed as failure:
-            return failure.error if isinstance(failure.error, Exception) else None
-        return None
-
-    def _why(self, name: str, value: Any, error: BaseException) -> str:
-        trouble = path_to_trouble(name, value, lambda part: self._packs(part) is None)
-        if isinstance(error, StaysOnRank) and trouble.path == name:
-            return str(error)
-        return f"{trouble.path} is {trouble.what(error)}" if trouble.path != name else trouble.what(error)
-
-    def _label(self, value: Any, paths: dict[int, str]) -> str:
-        return paths.get(id(value)) or f"a {type(value).__name__}"
 
     def _describe(self, name: str, value: Any, reason: str, size: int | None = None) -> dict[str, Any]:
         key = f"{name}@{self._cell}"
@@ -495,7 +414,10 @@ class Away:
         try:
             packed = self._encoder.encode([Frame(EXTRA, None, value)], {}, known, lambda key: None, limit)
         except FrameFailed as failure:
-            envelope["stays"] = {**facts, "reason": self._why(label, value, failure.error)}
+            envelope["stays"] = {
+                **facts,
+                "reason": why(self._encoder, self._table.tokens.get, label, value, failure.error),
+            }
         except TooLarge as failure:
             reason = f"over the limit of {in_words(limit)}"
             envelope["stays"] = {**facts, "reason": reason, "size": failure.size}

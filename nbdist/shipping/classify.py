@@ -29,22 +29,18 @@ import cloudpickle
 from nbdist.shipping.exporters import exporter_of, registry_version
 from nbdist.shipping.handle import RankedValue
 from nbdist.shipping.kinds import (
-    BytearrayKind,
     CellKind,
-    DequeKind,
-    DictKind,
     FrozenSetKind,
     FunctionKind,
     InstanceKind,
     Kind,
-    ListKind,
     MethodKind,
-    SetKind,
     Snapshot,
     Stays,
     TupleKind,
     Unwrapped,
 )
+from nbdist.shipping.kinds_container import BytearrayKind, DequeKind, DictKind, ListKind, SetKind
 from nbdist.shipping.kinds_memory import ArrayKind, GeneratorKind, TensorKind
 from nbdist.shipping.kinds_object import ClassKind, FrameKind, GetStateKind, ModuleKind, ObjectKind, OpaqueKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nbdist.shipping.classify import KINDS
-from nbdist.shipping.errors import CannotShip
-from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of
+from nbdist.shipping.explain import reason_of
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot
@@ -25,18 +24,16 @@ from nbdist.shipping.message import (
     EXTRA,
     UPDATE,
     Encoder,
-    Frame,
-    FrameFailed,
     Packed,
-    binding_order,
     changed,
-    decode,
 )
 from nbdist.shipping.modules import UserModules
 from nbdist.shipping.ranks import Ranks
+from nbdist.shipping.sending import Sending
 from nbdist.shipping.shipment import Arrival, Plan, Shipment
 from nbdist.shipping.table import Table, Token
-from nbdist.shipping.walk import Walked, content_digest
+from nbdist.shipping.unpacking import decode
+from nbdist.shipping.walk import Walked
 
 QUICK = 0.003  # seconds that a walk after each notebook cell may take
 MUCH = 1 << 20  # bytes of one tensor or array worth looking for
@@ -110,12 +107,11 @@ class Home:
         binds = {
             name: namespace[name] for name in sorted(names) if self._bound.get(name, MISSING) is not namespace[name]
         }
-        left_out: dict[str, str] = {}
-        fresh: dict[int, Token] = {}
+        sending = Sending(self._table, self._encoder, namespace, self._numbers, walked, hard, extra)
         common = Plan((), binds, updates)
         plans: list[Plan] = []
         try:
-            self._pack(common, walked, extra, hard, left_out, fresh, frozenset(), frozenset())
+            sending.pack(common, frozenset(), frozenset())
             groups: dict[Any, list[int]] = {}
             for rank in range(self.world_size):
                 groups.setdefault(self._ranks.differs(rank, names, walked, common), []).append(rank)
@@ -127,7 +123,7 @@ class Home:
                 plan.ranks = tuple(ranks)
                 plans.append(plan)
                 behind = frozenset(self._ranks.stale[ranks[0]].keys() - plan.updates.keys())
-                self._pack(plan, walked, extra, hard, left_out, fresh, self._ranks.lacking(ranks[0]), behind)
+                sending.pack(plan, self._ranks.lacking(ranks[0]), behind)
             if None not in groups:
                 _close(common.packed.files)
         except BaseException:
@@ -136,8 +132,9 @@ class Home:
             raise
         for plan in plans:
             self._modules.note(plan.packed.modules)
+        stamps = self._modules.stamps()
         header = {
-            "modules": self._modules.stamps(),
+            "modules": stamps,
             "cell": self._cell + 1,
             "settle": self._settle,
             "hooks": hook_counter(),
@@ -154,10 +151,10 @@ class Home:
         ]
         return Shipment(
             parcels=parcels,
-            names=frozenset(names - left_out.keys()),
-            left_out=left_out,
+            names=frozenset(names - sending.left_out.keys()),
+            left_out=sending.left_out,
             size=sum(len(parcel.head) for _, parcel in parcels) + sum(_memory(plan.packed) for plan in plans),
-            trivial=not any(plan.packed.spans for plan in plans),
+            trivial=not stamps and not any(plan.packed.spans for plan in plans),  # a module may fail to load again
             notes=_notes(plans),
             plans=plans,
             settled=self._settle,
@@ -176,88 +173,6 @@ class Home:
         if extra is not None:
             roots.append(("", extra))
         return self._table.walker.walk(roots, found=found)
-
-    def _pack(
-        self,
-        plan: Plan,
-        walked: Walked,
-        extra: Any,
-        hard: set[str],
-        left_out: dict[str, str],
-        fresh: dict[int, Token],
-        lacking: frozenset[Token],
-        untrusted: frozenset[Token],
-    ) -> None:
-        """Encode a plan, leaving out names that are not surely read and cannot be packed."""
-        tokens = self._table.tokens
-
-        def known(key: int) -> Token:
-            token = tokens.get(key)
-            return None if token is None or token in lacking else token
-
-        def name_born(key: int) -> Token:
-            token = tokens.get(key)
-            if token is None:
-                token = fresh.get(key)
-                if token is None:
-                    token = fresh[key] = next(self._numbers)
-            return token
-
-        while True:
-            frames = []
-            for name in binding_order(plan.binds):
-                frames.append(Frame(BIND, name, plan.binds[name]))
-            try:
-                for token, (node, old) in plan.updates.items():
-                    frame = Frame(UPDATE, token, None)
-                    try:
-                        frame.content = (node.kind.letter, node.kind.change(node.value, old, node.snapshot))
-                    except Exception as error:
-                        raise FrameFailed(frame, error) from error
-                    frames.append(frame)
-                if extra is not None:
-                    frames.append(Frame(EXTRA, None, extra))
-                plan.packed = self._encoder.encode(frames, walked.nodes, known, name_born, untrusted=untrusted)
-                self._add_digests(plan)
-                return
-            except FrameFailed as failure:
-                self._leave_out(failure, plan, hard, left_out)
-
-    def _add_digests(self, plan: Plan) -> None:
-        for token, (node, _) in plan.updates.items():
-            digest = content_digest(node)
-            if digest is not None:
-                plan.packed.digests[token] = digest
-
-    def _leave_out(self, failure: FrameFailed, plan: Plan, hard: set[str], left_out: dict[str, str]) -> None:
-        """Take a failed frame out of a plan if no name that is surely read needs it; else raise CannotShip."""
-        frame = failure.frame
-        if frame.sort == BIND and frame.key not in hard:
-            left_out[frame.key] = reason_of(failure.error)
-            del plan.binds[frame.key]
-            return
-        if frame.sort == BIND:
-            raise self._cannot(frame.key, self.namespace[frame.key], failure.error) from None
-        if frame.sort == EXTRA:
-            raise self._cannot("the arguments", frame.content, failure.error) from None
-        node = plan.updates.pop(frame.key)[0]
-        for name in sorted(hard):
-            reached = self._table.walker.walk([(name, self.namespace[name])], light=True)
-            if id(node.value) in reached.nodes:
-                raise self._cannot(name, self.namespace[name], failure.error) from None
-
-    def _cannot(self, name: str, value: Any, error: BaseException) -> CannotShip:
-        def packs(part: Any) -> bool:
-            try:
-                self._encoder.measure([Frame(BIND, name, part)], {}, lambda key: None)
-            except FrameFailed:
-                return False
-            return True
-
-        trouble = path_to_trouble(name, value, packs)
-        return CannotShip(
-            name, trouble.path, type(value).__name__, trouble.what(error), advice_for(name, value, trouble)
-        )
 
     def commit(self, shipment: Shipment) -> None:
         """Every rank has decoded the shipment: what was sent is known from now on."""

@@ -10,7 +10,8 @@ import xxhash
 
 from nbdist.shipping.classify import ATOMS, Classifier
 from nbdist.shipping.kinds import FrozenSetKind as _FrozenSetKind
-from nbdist.shipping.kinds import Kind, SetKind, Snapshot, Stays, Through
+from nbdist.shipping.kinds import Kind, Snapshot, Stays, Through
+from nbdist.shipping.kinds_container import SetKind
 from nbdist.shipping.kinds_object import ModuleKind
 from nbdist.shipping.names import globals_read
 from nbdist.shipping.plain import LARGE

@@ -198,9 +198,7 @@ class Rank:
         try:
             self.away.commit()
         except Exception as error:  # this rank's own objects cannot take a change; the others run already
-            fault = failure.describe(error, self.number, False, self.interrupts.is_cell_file)
-            self.away.begin((), (), lead=self.number == cell["lead"])
-            self._done(cell, fault, self.away.give(lead=self.number == cell["lead"], only=frozenset()))
+            self._give_up(cell, error)
             return
         if not cell["runs"]:
             self.away.begin((), (), lead=False)
@@ -224,13 +222,26 @@ class Rank:
             self.away.rollback()
             reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
             self.link.send("received", cell=cell["cell"], error=reason, whole=traceback.format_exc())
-            self._wait_for_verdict(cell)
+            if cell["trivial"]:  # nobody waits to hear it: the others run already
+                self._give_up(cell, error)
+            else:
+                self._wait_for_verdict(cell)
             return False, None
         self.link.send("received", cell=cell["cell"], error=None)
         if not cell["trivial"] and not self._wait_for_verdict(cell):
             self.away.rollback()
             return False, None
         return True, extra
+
+    def _give_up(self, cell: dict[str, Any], error: BaseException) -> None:
+        """The cell ends on this rank before it has begun."""
+        lead = self.number == cell["lead"]
+        told = failure.describe(error, self.number, self.interrupts.asked, self.interrupts.is_cell_file)
+        self.away.begin((), (), lead=lead)
+        # A rank that says it did not run gets everything anew.
+        self._done(
+            cell, told, self.away.give(lead=True, only=frozenset()) if lead else self.away.give(lead=False, ran=False)
+        )
 
     def _wait_for_verdict(self, cell: dict[str, Any]) -> bool:
         while True:
