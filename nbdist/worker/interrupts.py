@@ -18,6 +18,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.running = False  # user code is on the main thread's stack
+        self.coming = False  # a cell has been received, and its code is about to run
         self.asked = False  # this cell was asked to stop, by a signal, a cut or an agreed step
         self.files: set[str] = set()  # file names of cells
         self.main_thread = threading.main_thread().ident
@@ -31,18 +32,26 @@ class Interrupts:
         return name in self.files
 
     def begin(self) -> None:
-        """A cell starts; handlers are put back, since a cell may have set its own."""
-        self.asked = False
+        """A cell was received; handlers are put back, since a cell may have set its own."""
+        self.asked, self.coming = False, True
         self.install()
 
+    def start(self) -> None:
+        """Its code runs from here on. Raises KeyboardInterrupt when Stop came before."""
+        self.coming, self.running = False, True
+        if self.asked:
+            raise KeyboardInterrupt
+
     def end(self) -> None:
-        self.running = False
+        self.coming = self.running = False
         sys.settrace(None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.running:
             self.asked = True
             raise KeyboardInterrupt
+        if self.coming:
+            self.asked = True
 
     def _on_hard_signal(self, number: int, frame: FrameType | None) -> None:
         if self.running:
@@ -54,8 +63,7 @@ class Interrupts:
         """Raise at each line the cell still runs, its except bodies included.
 
         On 'line' events only: raising on an 'exception' event makes Python switch tracing off, inside the very try.
-        It breaks
-        `finally` bodies too, which is why it comes after everything else.
+        It breaks `finally` bodies too, which is why it comes after everything else.
         """
 
         def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -266,7 +266,7 @@ class Rank:
         self.black_box.begin()
         try:
             try:
-                self.interrupts.running = True
+                self.interrupts.start()
                 value = self.runner.run(cell, extra)
             finally:
                 self.interrupts.end()

@@ -42,6 +42,7 @@ def run(interrupts: Interrupts, source: str, **names: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, HARD_SIGNAL])
 def test_outside_of_user_code_nothing_happens(interrupts: Interrupts, number: int) -> None:
+    interrupts.end()
     signal.raise_signal(number)
     assert not interrupts.asked
 
@@ -103,3 +104,18 @@ def test_the_next_cell_is_not_traced(interrupts: Interrupts) -> None:
     assert sys.gettrace() is None
     interrupts.begin()
     assert run(interrupts, "log.append(1)\nlog.append(2)")["log"] == [1, 2]
+
+
+def test_a_stop_that_comes_before_the_cells_code_is_not_lost(interrupts: Interrupts) -> None:
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.start()
+    assert interrupts.asked
+
+
+def test_a_stop_of_the_last_cell_does_not_stop_the_next(interrupts: Interrupts) -> None:
+    interrupts.end()
+    signal.raise_signal(signal.SIGINT)
+    interrupts.begin()
+    interrupts.start()
+    assert interrupts.running
