@@ -117,12 +117,20 @@ class Notebook:
         if stop_after is None:
             stop_after = [] if stop_when is None else [0.0]
         presses = sorted([stop_after] if isinstance(stop_after, int | float) else stop_after)
-        count_from = start if stop_when is None else None
+        # A SIGINT that meets ipykernel before the cell has begun is its own to handle, and it loses the reply: press
+        # later.
+        count_from: float | None = None
+        began: float | None = None
         pressed: float | None = None
         while True:
             now = time.perf_counter() - start
-            if count_from is None and stop_when is not None and stop_when(cell):
-                count_from = time.perf_counter()
+            if began is None and any(kind == "execute_input" for kind, _ in cell.events):
+                began = time.perf_counter() + 0.02
+            if count_from is None and began is not None and time.perf_counter() > began:
+                if stop_when is None:
+                    count_from = start
+                elif stop_when(cell):
+                    count_from = time.perf_counter()
             while presses and count_from is not None and time.perf_counter() - count_from > presses[0]:
                 presses.pop(0)
                 pressed = pressed or time.perf_counter()
@@ -131,7 +139,7 @@ class Notebook:
                 self.manager.interrupt_kernel()
                 raise TimeoutError(f"still running after {timeout} s; so far: {cell.text[-2000:]}")
             try:
-                message = self.client.get_iopub_msg(timeout=0.05)
+                message = self.client.get_iopub_msg(timeout=0.05 if began else 0.01)
             except queue.Empty:
                 continue
             kind, content = message["msg_type"], message["content"]
