@@ -44,7 +44,7 @@ typecheck: $(STAMP)
 	cd .typecheck && ../$(BIN)/mypy --config-file ../pyproject.toml -p nbdist
 
 bench: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cells.py && OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accelerator_overhead.py
 
 clean:
 	rm -rf $(VENV) .typecheck build *.egg-info
