@@ -120,9 +120,8 @@ def analyse(source: str, filename: str = "<cell>", flags: int = ast.PyCF_ALLOW_T
         SyntaxError: as compile() raises it.
     """
     tree = compile(source, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
-    compile(
-        source, filename, "exec", flags, dont_inherit=True
-    )  # errors that only the compiler sees, for the whole cell
+    # Errors that only the compiler sees (a `return` outside a function) are found here, for the whole cell.
+    compile(source, filename, "exec", flags, dont_inherit=True)
     return _Reader(tree, filename, flags).names()
 
 
@@ -275,6 +274,10 @@ class _Reader:
         return sure
 
     def _simple(self, node: ast.stmt, sure: set[str]) -> set[str] | None:
+        if isinstance(node, ast.Break | ast.Continue):  # not legal alone, and they name nothing
+            return None
+        if isinstance(node, ast.Pass | ast.Global):
+            return sure
         walrus: set[str] = set()
         if isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign):
             walrus = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
@@ -290,7 +293,7 @@ class _Reader:
             sure = sure | walrus | (set() if bare else _bound_by(node))
         elif isinstance(node, ast.Delete):
             sure = sure - found.deletes
-        return None if isinstance(node, ast.Raise | ast.Break | ast.Continue | ast.Return) else sure
+        return None if isinstance(node, ast.Raise) else sure
 
 
 def _bound_by(node: ast.stmt) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 
 import pytest
 
@@ -98,3 +99,55 @@ def test_future_flag_of_the_shell() -> None:
 
 def test_cached_by_text() -> None:
     assert analyse("q = w + 1") is analyse("q = w + 1")
+
+
+LEGAL = {
+    "break": ("for i in r:\n  if i > lim: break\n  a = i\nelse: pass", {"r", "lim"}),
+    "continue": ("while go():\n  if skip: continue\n  work()", {"go", "skip", "work"}),
+    "break in try": ("for i in r:\n  try: f(i)\n  except E: continue\n  finally: g()", {"r", "f", "E", "g"}),
+    "break in with": ("while 1:\n  with cm() as c:\n    c.step(k)\n    break", {"cm", "k"}),
+    "break in match": ("for m in ms:\n  match m:\n    case 'stop': break\n    case _: continue", {"ms"}),
+    "break in except*": ("try: f()\nexcept* E as e:\n  for i in r: break", {"f", "E", "r"}),
+    "after break": ("while 1:\n  x = 1\n  break\n  print(x)", set()),
+    "return in a function": ("def f(): return k\nf()", set()),
+    "yield in a function": ("def f():\n  for i in (1,):\n    x = yield i\n    if x: break\nlist(f())", set()),
+    "top-level async": (
+        "async for a in src():\n  if a: break\nasync with cm() as c: await c.go(a2)\ny = [i async for i in src()]",
+        {"src", "cm", "a2"},
+    ),
+    "global at the top": ("global x\nx = y", {"y"}),
+    "captures": (
+        "match p:\n  case [a, *b] if q(a): r = b\n  case {'k': v, **rest}: r = rest\n  case (C.X | D()) as w: r = w",
+        {"p", "q", "C", "D"},
+    ),
+    "stars": (
+        "for x in *aa, *bb: print(*cc, **dd)\nf, *g = hh\nd[1:2, *ii] = 0",
+        {"aa", "bb", "cc", "dd", "hh", "d", "ii"},
+    ),
+    "slice as target": ("for d[lo:hi], o[1:2, k] in xs: pass", {"d", "lo", "hi", "o", "k", "xs"}),
+    "del in a loop": ("for i in r:\n  t = f(i)\n  del t, d[i], o.x", {"r", "f", "d", "o"}),
+    "annotation alone": ("v: T\nfor i in r:\n  w: U = 1\n  continue", {"T", "U", "r"}),
+    "annotated attribute": ("o.x: T = 1", {"o", "T"}),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_statements_that_are_legal_in_their_place_only(name: str) -> None:
+    source, want = LEGAL[name]
+    assert analyse(source).reads - BUILTINS == want
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
+def test_type_aliases_and_parameters() -> None:
+    names = analyse("type X[T] = dict[T, V]\ndef f[T: B](a: T) -> X: pass\nclass C[T](Base): pass\nprint(X)")
+    assert {"Base"} <= names.reads and not {"T", "X"} & (names.reads | names.maybe) and "X" in names.stores
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["break", "if x: continue", "return 5", "yield 1", "for i in r: return", "nonlocal x", "x = 1\nglobal x", "a = *b"],
+)
+def test_out_of_place_is_the_error_of_the_whole_cell(source: str) -> None:
+    with pytest.raises(SyntaxError) as caught:
+        analyse("pass\n" + source, "<cell 7>")
+    assert caught.value.filename == "<cell 7>" and (caught.value.lineno or 0) >= 2
