@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import dis
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
@@ -169,13 +168,10 @@ class _Reader:
         ast.fix_missing_locations(module)
         return code_names(compile(module, self.filename, "exec", self.flags, dont_inherit=True))
 
-    def use(self, node: ast.stmt | ast.expr, sure: set[str], inside: Iterable[str] = ()) -> CodeNames:
-        """Note what a simple statement or an expression reads.
-
-        `inside`: names that it binds itself before it reads them.
-        """
+    def use(self, node: ast.stmt | ast.expr, sure: set[str]) -> CodeNames:
+        """Note what a simple statement or an expression reads."""
         found = self._compiled(node)
-        unknown = found.now - sure - set(inside)
+        unknown = found.now - sure
         self.maybe |= (unknown & self.stores) | (found.later - sure)
         self.reads |= unknown - self.stores
         self.stores |= found.stores
@@ -183,17 +179,70 @@ class _Reader:
         return found
 
     def expression(self, node: ast.expr, sure: set[str]) -> set[str]:
-        walrus = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
-        self.use(node, sure, walrus)
-        return walrus
+        """Note what an expression reads, in the order in which its parts run. Returns what is surely bound after it:
+        `:=` where it may be skipped (`a and (b := c)`, comprehensions, lambdas) binds perhaps.
+        """
+        walrus = _walrus(node)
+        if isinstance(node, ast.Starred):  # not legal alone
+            return self.expression(node.value, sure)
+        if not walrus:
+            self.use(node, sure)
+            return sure
+        if isinstance(node, ast.NamedExpr):
+            after = self.expression(node.value, sure) | {node.target.id}
+            self.stores.add(node.target.id)
+            return after
+        if isinstance(node, ast.BoolOp | ast.IfExp | ast.UnaryOp):
+            true, false = self.condition(node, sure)
+            return true & false
+        if isinstance(node, ast.Compare):
+            after = first = self.expression(node.comparators[0], self.expression(node.left, sure))
+            for part in node.comparators[1:]:
+                after = self.expression(part, after)
+            return first
+        if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            if not isinstance(node, ast.Lambda):
+                self.stores |= walrus
+            self.use(node, sure)
+            return sure
+        parts: list[ast.AST | None] = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Dict):
+            parts = [part for pair in zip(node.keys, node.values, strict=True) for part in pair]
+        for part in parts:
+            inner = part.value if isinstance(part, ast.keyword) else part
+            if isinstance(inner, ast.expr):
+                sure = self.expression(inner, sure)
+        return sure
+
+    def condition(self, node: ast.expr, sure: set[str]) -> tuple[set[str], set[str]]:
+        """Note what a test reads. Returns what is surely bound (where it is true, where it is false)."""
+        if isinstance(node, ast.BoolOp) and _walrus(node):
+            every = isinstance(node.op, ast.And)
+            true, false = self.condition(node.values[0], sure)
+            for value in node.values[1:]:
+                yes, no = self.condition(value, true if every else false)
+                true, false = (yes, false & no) if every else (true & yes, no)
+            return true, false
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            true, false = self.condition(node.operand, sure)
+            return false, true
+        if isinstance(node, ast.IfExp) and _walrus(node):
+            true, false = self.condition(node.test, sure)
+            (yes, no), (other_yes, other_no) = self.condition(node.body, true), self.condition(node.orelse, false)
+            return yes & other_yes, no & other_no
+        after = self.expression(node.operand if isinstance(node, ast.UnaryOp) else node, sure)
+        return after, after
 
     def bind(self, target: ast.expr, sure: set[str]) -> set[str]:
         """Note what an assignment target binds, and what it reads (`o.x`, `a[i]`)."""
-        bound = {n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        for node in ast.walk(target):
-            if isinstance(node, ast.Attribute | ast.Subscript):
-                for part in [node.value, *([node.slice] if isinstance(node, ast.Subscript) else [])]:
-                    self.use(part, sure)
+        bound: set[str] = set()
+        for part in _targets(target):
+            if isinstance(part, ast.Name):
+                bound.add(part.id)
+            elif isinstance(part, ast.Attribute | ast.Subscript):
+                self.expression(part.value, sure)
+                if isinstance(part, ast.Subscript):
+                    self.expression(part.slice, sure)
         self.stores |= bound
         return bound
 
@@ -211,17 +260,17 @@ class _Reader:
         return self._simple(node, sure) if handler is None else handler(node, sure)
 
     def _If(self, node: ast.If, sure: set[str]) -> set[str] | None:
-        sure |= self.expression(node.test, sure)
-        return _both(self.block(node.body, sure), self.block(node.orelse, sure))
+        true, false = self.condition(node.test, sure)
+        return _both(self.block(node.body, true), self.block(node.orelse, false))
 
     def _While(self, node: ast.While, sure: set[str]) -> set[str]:
-        sure |= self.expression(node.test, sure)
-        self.block(node.body, sure)
-        self.block(node.orelse, sure)
-        return sure
+        true, false = self.condition(node.test, sure)
+        self.block(node.body, true)
+        self.block(node.orelse, false)
+        return true & false
 
     def _For(self, node: ast.For | ast.AsyncFor, sure: set[str]) -> set[str]:
-        sure |= self.expression(node.iter, sure)
+        sure = self.expression(node.iter, sure)
         self.block(node.body, sure | self.bind(node.target, sure))
         self.block(node.orelse, sure)
         return sure
@@ -230,12 +279,11 @@ class _Reader:
 
     def _With(self, node: ast.With | ast.AsyncWith, sure: set[str]) -> set[str] | None:
         for item in node.items:
-            sure |= self.expression(item.context_expr, sure)
+            sure = self.expression(item.context_expr, sure)
             if item.optional_vars is not None:
-                sure |= self.bind(item.optional_vars, sure)
-        inside = self.block(node.body, sure)
-        # A context manager may swallow what its body raises.
-        return sure if inside is None else inside
+                sure = sure | self.bind(item.optional_vars, sure)
+        self.block(node.body, sure)
+        return sure  # a context manager may swallow what its body raises, at any place
 
     _AsyncWith = _With
 
@@ -257,7 +305,7 @@ class _Reader:
     _TryStar = _Try
 
     def _Match(self, node: ast.Match, sure: set[str]) -> set[str]:
-        sure |= self.expression(node.subject, sure)
+        sure = self.expression(node.subject, sure)
         for case in node.cases:
             names: set[str] = set()
             for part in ast.walk(case.pattern):
@@ -268,9 +316,10 @@ class _Reader:
                 elif isinstance(part, ast.Name | ast.Attribute):
                     self.expression(part, sure)
             self.stores |= names
+            inside = sure | names
             if case.guard is not None:
-                self.expression(case.guard, sure | names)
-            self.block(case.body, sure | names)
+                inside, _ = self.condition(case.guard, inside)
+            self.block(case.body, inside)
         return sure
 
     def _simple(self, node: ast.stmt, sure: set[str]) -> set[str] | None:
@@ -278,19 +327,25 @@ class _Reader:
             return None
         if isinstance(node, ast.Pass | ast.Global):
             return sure
-        walrus: set[str] = set()
-        if isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign):
-            walrus = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
-        found = self.use(node, sure, walrus)
+        if isinstance(node, ast.Expr):
+            return self.expression(node.value, sure)
+        if isinstance(node, ast.Assign | ast.AugAssign) and _walrus(node):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                self.use(ast.Name(node.target.id, ast.Load()), sure)
+            sure = self.expression(node.value, sure)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                sure = sure | self.bind(target, sure)
+            return sure
+        if isinstance(node, ast.AnnAssign | ast.Assert | ast.Raise | ast.Delete):
+            self.stores |= _walrus(node)
+        found = self.use(node, sure)
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             self.star = True
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             sure = sure | {node.name}  # not what a `global` inside may bind one day
-        elif isinstance(node, ast.Expr):
-            sure = sure | walrus
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Import | ast.ImportFrom):
             bare = isinstance(node, ast.AnnAssign) and node.value is None
-            sure = sure | walrus | (set() if bare else _bound_by(node))
+            sure = sure | (set() if bare else _bound_by(node))
         elif isinstance(node, ast.Delete):
             sure = sure - found.deletes
         return None if isinstance(node, ast.Raise) else sure
@@ -300,7 +355,21 @@ def _bound_by(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
-    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return {part.id for target in targets for part in _targets(target) if isinstance(part, ast.Name)}
+
+
+def _targets(target: ast.expr) -> list[ast.expr]:
+    """The names, attributes and elements that an assignment target consists of."""
+    if isinstance(target, ast.Starred):
+        return _targets(target.value)
+    if isinstance(target, ast.Tuple | ast.List):
+        return [part for inner in target.elts for part in _targets(inner)]
+    return [target]
+
+
+def _walrus(node: ast.AST) -> set[str]:
+    """The names that `:=` binds somewhere in a node."""
+    return {inner.target.id for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)}
 
 
 def _both(one: set[str] | None, other: set[str] | None) -> set[str] | None:

@@ -653,3 +653,12 @@ def test_cell(nb: Notebook, case: Case) -> None:
     helpers = {"shipped": lambda: nb.shipped, "namespace": lambda: nb.ns, "left_out": lambda: nb.left_out}
     for condition in case.holds:
         assert eval(condition, {**helpers, **nb.ns}), condition
+
+
+def test_what_a_cell_binds_perhaps_is_shipped(nb: Notebook) -> None:
+    nb.here("from contextlib import suppress\nlr, ok, n = 3, 0, 4")
+    nb.cell("with suppress(ValueError):\n  int('a')\n  lr = 5\na = lr\nif ok and (n := 9): pass\nb = n")
+    assert nb["a"] == nb["lr"] == 3 and nb["b"] == nb["n"] == 4
+    nb.here("import threading\nlr, best = threading.Lock(), 7")
+    nb.cell("for i in range(3):\n  if i > 1: break\n  with suppress(ValueError): lr = i; best = lr\na = lr, best")
+    assert nb["a"] == (1, 1) and "lr" in nb.left_out

@@ -151,3 +151,66 @@ def test_out_of_place_is_the_error_of_the_whole_cell(source: str) -> None:
     with pytest.raises(SyntaxError) as caught:
         analyse("pass\n" + source, "<cell 7>")
     assert caught.value.filename == "<cell 7>" and (caught.value.lineno or 0) >= 2
+
+
+PERHAPS = {
+    "with": "with suppress(ValueError):\n  int('a')\n  lr = 5\nprint(lr)",
+    "with that raises": "with cm():\n  if c: lr = 1\n  raise E\nprint(lr)",
+    "and": "if ok and (lr := 9): pass\nprint(lr)",
+    "or": "a or (lr := f())\nprint(lr)",
+    "or, true": "if a or (lr := f()): print(lr)",
+    "not": "if not (a and (lr := f())): print(lr)",
+    "conditional": "y = (lr := 1) if a else 2\nprint(lr)",
+    "comprehension": "[lr := i for i in r]\nprint(lr)",
+    "comprehension, condition": "y = [i for i in r if (lr := i)]\nprint(lr)",
+    "chain": "a < b < (lr := 3)\nprint(lr)",
+    "in an argument": "f(a and (lr := 3), *[lr])",
+    "keyword": "f(k=a or (lr := 3), **{'b': lr})",
+    "f-string": "f'{a and (lr := 3)}'\nprint(lr)",
+    "for": "for i in r: lr = i\nprint(lr)",
+    "walrus in for": "for i in r:\n  if (lr := i): pass\nprint(lr)",
+    "while": "while c():\n  lr = 1\n  break\nprint(lr)",
+    "while and": "while c() and (lr := 1): pass\nprint(lr)",
+    "try": "try:\n  f()\n  lr = 5\nexcept E: pass\nprint(lr)",
+    "try, walrus": "try: f(lr := 5)\nexcept E: print(lr)",
+    "match": "match p:\n  case 1: lr = 2\nprint(lr)",
+    "guard": "match p:\n  case 1 if (lr := q): pass\nprint(lr)",
+    "assert": "assert (lr := f())\nprint(lr)",
+    "augmented": "x += a and (lr := 2)\nprint(lr)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PERHAPS)
+def test_what_is_bound_perhaps_is_read_perhaps(name: str) -> None:
+    names = analyse(PERHAPS[name])
+    assert "lr" in names.maybe and "lr" in names.stores and "lr" not in names.reads
+
+
+SURELY = {
+    "and, inside": "if ok and (lr := 9): print(lr)",
+    "or, else": "if ok or (lr := 9): pass\nelse: print(lr)",
+    "not": "if not (lr := f()): pass\nprint(lr)",
+    "first": "if (lr := f()) and b: pass\nprint(lr)",
+    "both": "(lr := 1) if a else (lr := 2)\nprint(lr)",
+    "comparison": "if 1 < (lr := f()) < 3: pass\nprint(lr)",
+    "while": "while (lr := f()): print(lr)\nprint(lr)",
+    "order": "f(lr := 2, lr, k=lr)",
+    "dict": "{'a': (lr := 1), lr: lr}",
+    "value": "y = x[(lr := 2)]\nprint(lr)",
+    "nested": "(z := (lr := 2))\nprint(lr, z)",
+    "in a with": "with cm():\n  lr = 2\n  print(lr)",
+    "item of a with": "with (lr := cm()): pass\nprint(lr)",
+}
+
+
+@pytest.mark.parametrize("name", SURELY)
+def test_what_is_surely_bound_is_not_read(name: str) -> None:
+    names = analyse(SURELY[name])
+    assert "lr" not in names.reads | names.maybe
+
+
+def test_read_before_walrus_and_names_of_inner_scopes() -> None:
+    assert "x" in analyse("if x > 0 and (x := 5): pass").reads
+    assert "y" in analyse("(lambda: (y := 1))()\nprint(y)").reads
+    assert "j" in analyse("d[[j for j in r][0]] = 1\nprint(j)").reads
+    assert analyse("f(*(a := b), **c)").reads - BUILTINS == {"f", "b", "c"}
