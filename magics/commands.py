@@ -103,14 +103,15 @@ def _pull(session: Session, rest: str) -> None:
         raise OptionError(f"%distributed pull {rest}: takes one name")
     pool = _last(session)
     screen = NotebookScreen(session.shell, "merged", 0)
-    settle(pool, screen)
     request = Request(
         runs={"source": "", "file": "<pull>", "flags": 0, "count": 0, "inject": [], "sources": {}, "pull": [rest]},
         reads=frozenset({rest}),
         only=frozenset({rest}),
         limit=_NO_LIMIT,
     )
-    run_cell(pool, request, screen).conclude(screen)
+    with pool.turn():
+        settle(pool, screen)
+        run_cell(pool, request, screen).conclude(screen)
     value = session.shell.user_ns.get(rest)
     if rest not in session.shell.user_ns:
         raise NameError(f"neither the notebook nor rank 0 has a name {rest!r}")
@@ -121,8 +122,9 @@ def _pull(session: Session, rest: str) -> None:
 def _resync(session: Session, rest: str) -> None:
     pool = _last(session)
     screen = NotebookScreen(session.shell, "merged", 0)
-    settle(pool, screen)
-    answers = pool.ask(range(pool.size), "resync", 600.0)
+    with pool.turn():
+        settle(pool, screen)
+        answers = pool.ask(range(pool.size), "resync", 600.0)
     if len(answers) < pool.size:
         raise NotOnTheRanks("resync did not end on every rank; `%distributed restart` starts new ones")
     told: Any = answers[0]["answer"]

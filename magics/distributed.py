@@ -11,7 +11,7 @@ from IPython.core.magic import output_can_be_silenced
 from nbdist.config.detect import NotEnoughDevices
 from nbdist.launchers.cell import Request, Result, run_cell
 from nbdist.launchers.client import SupervisorLost
-from nbdist.launchers.errors import NotOnTheRanks, StartFailed
+from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import settle
 from nbdist.magics import commands
@@ -44,7 +44,7 @@ class Distributed:
         """
         try:
             commands.run(self.session, line)
-        except (OptionError, NotOnTheRanks, StartFailed, SupervisorLost, NameError) as error:
+        except (OptionError, NotOnTheRanks, RanksBusy, StartFailed, SupervisorLost, NameError) as error:
             raise_plain(error)
 
     @output_can_be_silenced
@@ -74,11 +74,14 @@ class Distributed:
         except SyntaxError as error:
             raise_syntax(self.shell, error)
         try:
-            pool, request, screen = self._prepare(options, source)
-            result = run_cell(pool, request, screen)
+            pool = self.session.pool_for(options, lambda size: NotebookScreen(self.shell, options.output, 0))
+            with pool.turn():
+                request, screen = self._prepare(pool, options, source)
+                result = run_cell(pool, request, screen)
         except (
             OptionError,
             NotEnoughDevices,
+            RanksBusy,
             StartFailed,
             SupervisorLost,
             CannotShip,
@@ -88,17 +91,13 @@ class Distributed:
             raise_plain(error)
         except KeyboardInterrupt:
             raise_plain(KeyboardInterrupt("stopped before the cell started"))
-        return self._finish(result, screen)
+        return self._finish(result, screen, options)
 
-    def _prepare(self, options: Options, source: CellSource) -> tuple[Pool, Request, NotebookScreen]:
-        def screen(lead: int) -> NotebookScreen:
-            return NotebookScreen(self.shell, options.output, lead)
-
+    def _prepare(self, pool: Pool, options: Options, source: CellSource) -> tuple[Request, NotebookScreen]:
         session, namespace = self.session, self.shell.user_ns
-        pool = session.pool_for(options, lambda size: screen(0))
         ranks = options.running(pool.size)
         lead = min(ranks) if ranks else 0
-        here = screen(lead)
+        here = NotebookScreen(self.shell, options.output, lead)
         settle(pool, here)
         session.last = pool
         pool.late = LateOutput(self.shell, options.output, lead)
@@ -125,14 +124,17 @@ class Distributed:
             environment=options.env,
             timeout=options.timeout,
         )
-        return pool, request, here
+        return request, here
 
     def _shells(self, name: str) -> Any:
         return self.shell.user_ns_hidden.get(name)
 
-    def _finish(self, result: Result, screen: NotebookScreen) -> Any:
+    def _finish(self, result: Result, screen: NotebookScreen, options: Options) -> Any:
         for note in result.notes:
             screen.notice(note)
+        missing = sorted((options.only or frozenset()) - self.shell.user_ns.keys())
+        if missing:
+            screen.notice(f"--return {','.join(missing)}: neither the cell nor the notebook has such a name")
         if result.interrupted:
             error = KeyboardInterrupt(how_it_stopped(result))
             raise_plain(error)
@@ -154,15 +156,13 @@ class Distributed:
         name = None
         if isinstance(error, NameError) and (match := re.search(r"name '(\w+)' is not defined", str(error))):
             name = match[1]
-        elif isinstance(error, KeyError) and error.args:
-            name = error.args[0]
         if not isinstance(name, str) or name not in self.shell.user_ns or error is None:
             return
         if name in result.left_out:
             error.add_note(f"the notebook has {name!r}, but it could not be sent: {result.left_out[name]}")
         else:
             error.add_note(
-                f"the notebook has {name!r}, but the cell reaches it in a way nbdist cannot see (eval, globals()): "
+                f"the notebook has {name!r}, but nbdist did not see that the cell reads it (by eval, for example): "
                 f"mention it in the cell, as in `{name}`"
             )
 
@@ -170,8 +170,10 @@ class Distributed:
 def how_it_stopped(result: Result) -> str:
     """What the user should know after Stop: whether the state is consistent, and what is still running."""
     stop = result.stop
-    if stop is None:
-        return "stopped before it started"
+    if result.had_ended:
+        return "Stop came when the cell had run to its end: what it made is in the notebook"
+    if stop is None or not (stop.run.running() or any(message["ran"] for message in stop.run.done.values())):
+        return "stopped before the cell started"
     if stop.rung == "agreed":
         return f"stopped at step {stop.agreed_on} on every rank: models and optimizers are in step"
     told = "stopped"

@@ -90,6 +90,12 @@ def parse(line: str) -> Options:
 
 def _unknown(word: str) -> str:
     name = word.partition("=")[0]
+    if word.isdigit():
+        return f"%%distributed {word}: did you mean -n {word} ({TAKES['-n']})?"
+    if name in ("--help", "-h", "-?", "?"):
+        return "`%%distributed?` shows the help. Options: " + "; ".join(
+            f"{option}: {takes}" for option, takes in TAKES.items()
+        )
     close = difflib.get_close_matches(name, [*TAKES, "--no-return"], n=1, cutoff=0.5)
     if close:
         return f"%%distributed {word}: there is no such option; did you mean {close[0]} ({TAKES[close[0]]})?"

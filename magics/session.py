@@ -46,8 +46,9 @@ class Session:
         key = PoolOptions(size, device, RUNNER)
         pool = self.pools.get(key)
         if pool is not None and options.fresh and pool.started:
-            screen(size).notice(f"new ranks, as asked{state_on_ranks(pool)}")
-            pool.end()
+            with pool.turn():
+                screen(size).notice(f"new ranks, as asked{state_on_ranks(pool)}")
+                pool.end()
         if pool is None:
             pool = self.pools[key] = Pool(key, self.shell.user_ns, self.supervisor)
         if device == "cuda" and not pool.started:

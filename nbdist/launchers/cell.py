@@ -19,7 +19,8 @@ from nbdist.shipping.link import Message
 
 GRACE_AFTER_FAILURE = 0.3  # seconds for the other ranks to fail by themselves, before they are interrupted
 MARKS = 3  # pipes of a rank, each with a mark at the end of a cell
-OUTPUT_LIMIT = 1.0  # seconds for the marks after the last rank is done
+OUTPUT_LIMIT = 1.0  # seconds without any output for the marks to come, after the last rank is done
+DRAIN = 0.05  # seconds for what had come before a limit
 RETURN_LIMIT = 4 << 30  # bytes that come back from one cell
 STALL_LIMIT = 30.0  # seconds of waiting for each other after which the cell says who is where
 
@@ -77,6 +78,7 @@ class Result:
     notes: list[str]
     left_out: dict[str, str]
     interrupted: bool
+    had_ended: bool = False  # Stop came when the cell had run to its end
 
     @property
     def value(self) -> Any:
@@ -111,6 +113,7 @@ class CellRun:
         self.stop: Stop | None = None
         self.arrival: Arrival | None = None
         self.committed = False
+        self.shown = 0  # pieces of text
         self.presses = 0  # of the stop button
         self.stoppable = True
         self.accepted = False
@@ -131,6 +134,7 @@ class CellRun:
         if event.what == "text":
             assert self.pool.reader is not None
             self.pool.reader.taken(event)
+            self.shown += 1
             self.screen.text(event.rank, event.stream, event.value)
         elif event.what == "control":
             self._handle_message(event.rank, event.value)
@@ -164,8 +168,8 @@ class CellRun:
         while not until():
             wait = 0.1 if end is None else min(0.1, end - time.monotonic())
             if wait <= 0:
-                # what is there already still counts
-                event = self.pool.next_event(0)
+                # What is there already still counts, but not for ever: a flood of output has no end.
+                event = self.pool.next_event(0) if end is None or time.monotonic() < end + DRAIN else None
                 if event is None:
                     return until()
                 self.handle(event)
@@ -209,7 +213,7 @@ class CellRun:
                 self.stoppable = False
                 result = self._end(shipment, interrupted, trouble)
             if self.presses and not result.interrupted:
-                result.interrupted = True  # it came when the cell had ended: Run All stops all the same
+                result.interrupted = result.had_ended = True  # Run All stops all the same
             return result
         finally:
             pool.reader.listening, pool.busy = False, False
@@ -217,10 +221,10 @@ class CellRun:
             pool.last_used = time.monotonic()
 
     def _pressed(self) -> None:
-        """The stop button, in a signal handler: the queue's put may be called there, and wakes `pump`."""
+        """The stop button, in a signal handler: what it does may be done there, and wakes `pump`."""
         self.presses += 1
         if self.pool.reader is not None:
-            self.pool.reader.events.put(Event(-1, "pressed"))
+            self.pool.reader.put_urgent(Event(-1, "pressed"))
 
     def _send(self, shipment: Shipment) -> None:
         request, pool = self.request, self.pool
@@ -319,12 +323,7 @@ class CellRun:
                 self.stop.rung = "interrupt"
             elif self.stop is None:
                 self._stop(agree=not self._someone_failed())
-        late = not self._outstanding()
-        ended = [rank for rank in self.done if self.done[rank]["ran"] is not None]
-        self.pump(
-            lambda: all(self.marks.get(rank, 0) >= MARKS for rank in ended if rank in pool.alive),
-            OUTPUT_LIMIT if late else 0.1,
-        )
+        self._show_the_rest(patient=not self._outstanding() and self.stop is None)
         self.screen.finish()
         self.accept()
         failure = self._failure(interrupted)
@@ -335,6 +334,33 @@ class CellRun:
         if error is None and failure is not None and not interrupted:
             error = failures.raisable(failure, self.request.files)
         return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted)
+
+    def _show_the_rest(self, patient: bool) -> None:
+        """Show what the ranks wrote, up to the marks that end it. After a Stop there is no time for all of it."""
+        ended = [rank for rank in self.done if self.done[rank]["ran"] is not None]
+
+        def complete() -> bool:
+            return all(self.marks.get(rank, 0) >= MARKS for rank in ended if rank in self.pool.alive)
+
+        if not patient:
+            if not self.pump(complete, 0.1):
+                self._drop_the_rest()
+            return
+        seen = -1
+        while not self.pump(complete, OUTPUT_LIMIT) and seen != self.shown:
+            seen = self.shown  # as long as something comes
+
+    def _drop_the_rest(self) -> None:
+        dropped = 0
+        while (event := self.pool.next_event(0)) is not None:
+            if event.what == "text":
+                assert self.pool.reader is not None
+                self.pool.reader.taken(event)
+                dropped += len(event.value)
+            elif event.what != "display":
+                self.handle(event)
+        if dropped > 4096:
+            self.screen.notice(f"stopped: {dropped / 1e6:.1f} MB that the ranks had written are not shown")
 
     def accept(self) -> None:
         """Put the results in place, once the lead rank has sent them."""

@@ -58,6 +58,14 @@ class Supervisor:
     def alive(self) -> bool:
         return not self._lost and self.process.poll() is None
 
+    def is_ending(self, within: float = 0.5) -> bool:
+        """It has ended, or does so now: its fork server is gone."""
+        try:
+            self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def up(self) -> Message:
         """Wait until the fork server is ready. Its fields: pid, server, port of the store."""
         with self._lock:

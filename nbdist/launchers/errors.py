@@ -33,5 +33,9 @@ class CannotComeBack(TypeError):
     """What a launched function returned cannot leave its rank."""
 
 
+class RanksBusy(RuntimeError):
+    """Another thread runs a cell on these ranks."""
+
+
 class NotOnTheRanks(RuntimeError):
     """What the user asks for lives on ranks that are gone."""

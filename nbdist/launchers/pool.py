@@ -10,15 +10,16 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from nbdist.launchers.client import Supervisor, SupervisorLost
-from nbdist.launchers.errors import NotOnTheRanks, StartFailed
+from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
 from nbdist.launchers.reader import Event, Reader
 from nbdist.launchers.shield import shielded
 from nbdist.shipping import Home, RankedValue, handle_facts
@@ -85,7 +86,24 @@ class Pool:
         self._owner: Supervisor | None = None
         self._told: dict[str, Any] | None = None
         self._queries = itertools.count(1)
+        self._turn = threading.Lock()
         self.reader: Reader | None = None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One cell at a time.
+
+        Raises:
+            RanksBusy: another thread has its turn.
+        """
+        if not self._turn.acquire(blocking=False):
+            raise RanksBusy(
+                f"another thread runs a cell on these {self.options}: wait for it, or use another number of ranks"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     # ---------------------------------------------------------------- start and end
 
@@ -111,7 +129,7 @@ class Pool:
             except BaseException as error:
                 with shielded():
                     self.end()
-                if last or owner.alive or not isinstance(error, StartFailed):
+                if last or not isinstance(error, StartFailed) or not owner.is_ending():
                     raise  # else the supervisor was just ending: another one
 
     def _fork(self, owner: Supervisor, port: int) -> None:
@@ -220,14 +238,9 @@ class Pool:
 
     def next_event(self, timeout: float) -> Event | None:
         """The next thing a rank says, None when the time is up. KeyboardInterrupt gets through."""
-        import queue
-
         assert self.reader is not None
-        if timeout <= 0:
-            timeout = 0.0
-        try:
-            event = self.reader.events.get(timeout=timeout) if timeout else self.reader.events.get_nowait()
-        except queue.Empty:
+        event = self.reader.next(timeout)
+        if event is None:
             return None
         if event.what == "closed" and event.value == "control":
             self.alive.discard(event.rank)

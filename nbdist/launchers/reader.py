@@ -5,11 +5,13 @@ Control messages and text come out in one queue while a cell is running; text th
 
 from __future__ import annotations
 
+import collections
 import os
 import pickle
 import queue
 import selectors
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +19,8 @@ from typing import Any
 from nbdist.shipping.link import Link, LinkClosed, Message
 from nbdist.shipping.wire import DISPLAY, ERR, MARK, OUT, RECORD
 
-MOST_PENDING = (
-    256 << 20
-)  # bytes of text that may wait for the notebook to show it; past that the middle is dropped, and it is said
+# Bytes of text that may wait for the notebook to show them; past that the middle is dropped, and it is said.
+MOST_PENDING = 64 << 20
 
 
 @dataclass
@@ -34,6 +35,9 @@ class Event:
     stream: str = ""
 
 
+_WAKE = Event(-1, "wake")
+
+
 class Reader:
     """The reading thread of one pool.
 
@@ -44,7 +48,8 @@ class Reader:
     """
 
     def __init__(self, links: list[Link], pipes: list[tuple[int, int, int]], mark: bytes) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._urgent: collections.deque[Event] = collections.deque()  # what must not wait behind a flood of text
         self.listening = False  # a cell is running, and its runner takes the events
         self.late: Callable[[Event], None] | None = None
         self._mark = mark
@@ -71,6 +76,25 @@ class Reader:
         if threading.current_thread() is not self.thread:
             self.thread.join(2)
 
+    def next(self, timeout: float) -> Event | None:
+        """The next event, None when there is none within so many seconds. Messages and the stop button come first."""
+        end = time.monotonic() + timeout
+        while True:
+            if self._urgent:
+                return self._urgent.popleft()
+            try:
+                left = end - time.monotonic()
+                event = self._events.get(timeout=left) if left > 0 else self._events.get_nowait()
+            except queue.Empty:
+                return self._urgent.popleft() if self._urgent else None
+            if event is not _WAKE:
+                return event
+
+    def put_urgent(self, event: Event) -> None:
+        """May be called in a signal handler: both puts are reentrant."""
+        self._urgent.append(event)
+        self._events.put(_WAKE)
+
     def taken(self, event: Event) -> None:
         """The runner has shown this text."""
         if event.what == "text":
@@ -88,12 +112,15 @@ class Reader:
         elif event.what == "display" and not self.listening and self.late is not None:
             self.late(event)
             return
+        elif event.what in ("control", "closed"):
+            self.put_urgent(event)
+            return
         self._tell_dropped(event.rank)  # also where nothing follows: at the end of a cell
-        self.events.put(event)
+        self._events.put(event)
 
     def _tell_dropped(self, rank: int) -> None:
         if self._dropped:
-            self.events.put(Event(rank, "dropped", self._dropped))
+            self._events.put(Event(rank, "dropped", self._dropped))
             self._dropped = 0
 
     def _read(self) -> None:
@@ -165,17 +192,31 @@ class Reader:
 
     def _records(self, rank: int, data: bytes) -> bytes:
         at, end = 0, len(data)
+        texts: list[
+            bytes
+        ] = []  # a cell that prints in a loop makes thousands of records in one read: they are one event
+        stream = ""
+
+        def flush() -> None:
+            if texts:
+                self._put(Event(rank, "text", b"".join(texts), stream))
+                texts.clear()
+
         while end - at >= RECORD.size:
             kind, size = RECORD.unpack_from(data, at)
             if end - at < RECORD.size + size:
                 break
             body = data[at + RECORD.size : at + RECORD.size + size]
             at += RECORD.size + size
-            if kind == OUT:
-                self._put(Event(rank, "text", body, "stdout"))
-            elif kind == ERR:
-                self._put(Event(rank, "text", body, "stderr"))
-            elif kind == MARK:
+            if kind in (OUT, ERR):
+                name = "stdout" if kind == OUT else "stderr"
+                if name != stream:
+                    flush()
+                    stream = name
+                texts.append(body)
+                continue
+            flush()
+            if kind == MARK:
                 self._put(Event(rank, "mark"))
             else:
                 parts = self._displays.setdefault((rank, body[:8]), [])
@@ -183,4 +224,5 @@ class Reader:
                 if kind == DISPLAY:
                     del self._displays[rank, body[:8]]
                     self._put(Event(rank, "display", pickle.loads(b"".join(parts))))
+        flush()
         return data[at:]

@@ -59,6 +59,8 @@ class Stop:
     def apart(self) -> bool:
         """The ranks may have ended at different steps: they had, or they stand at different collectives."""
         told = [message for message in self.run.done.values() if message["ran"]]
+        if not any(message["failure"] for message in told) and not self.run.running():
+            return False  # every rank had run the cell to its end
         return len({message["steps"] for message in told}) > 1 or not in_step(told)
 
     def _left(self) -> float:

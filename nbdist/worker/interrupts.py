@@ -42,6 +42,11 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
 
+    def pause(self) -> None:
+        """What may be interrupted is over for now; a trace that a hard signal has set goes with it."""
+        self.running = False
+        sys.settrace(None)
+
     def end(self) -> None:
         self.coming = self.running = False
         sys.settrace(None)

@@ -217,7 +217,7 @@ class Rank:
                 self.interrupts.running = True
                 extra = self.away.receive(message.blob, message.files)
             finally:
-                self.interrupts.running = False
+                self.interrupts.pause()
         except BaseException as error:
             self.away.rollback()
             reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
@@ -297,7 +297,7 @@ class Rank:
                 self.interrupts.running = True
                 return self.away.give(lead=lead, limit=cell["limit"], only=only, hide=hide, extra=value)
             finally:
-                self.interrupts.running = False
+                self.interrupts.pause()
         except BaseException as error:
             why = "Stop came while its results were packed" if isinstance(error, KeyboardInterrupt) else str(error)
             if lead or not isinstance(error, KeyboardInterrupt):

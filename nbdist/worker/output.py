@@ -87,6 +87,13 @@ class _NoKeyboard(io.TextIOWrapper):
         raise EOFError("a rank has no keyboard: ask with input() in an ordinary cell, and use the answer here")
 
 
+def _no_keyboard(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(
+        "breakpoint(): a rank has no keyboard. Look at values with print() or ranks['name'], "
+        "or run the code in an ordinary cell"
+    )
+
+
 class Output:
     """The three pipes of this rank."""
 
@@ -111,6 +118,7 @@ class Output:
     def install(self) -> None:
         """At the start of each cell: a cell may have put something else in their place."""
         sys.stdout, sys.stderr = self.stdout, self.stderr
+        sys.breakpointhook = _no_keyboard
 
     def display(self, message: dict[str, Any]) -> None:
         """Send a display (data, metadata, transient ...) in as many pieces as it takes."""

@@ -4,6 +4,7 @@ the main one is stuck.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from typing import Any
@@ -12,6 +13,9 @@ from nbdist.worker.interrupts import Interrupts
 
 # What to call a wait that torch's flight recorder does not list, by the function at the top of the stack.
 _BY_FUNCTION = {"recv", "send", "monitored_barrier", "new_group", "init_process_group", "barrier", "wait"}
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def flight_recorder(status_only: bool = False) -> dict[str, Any]:
@@ -46,6 +50,8 @@ def where(interrupts: Interrupts) -> dict[str, Any]:
     at the very top,
     "waits": the collective in flight."""
     frame = sys._current_frames().get(interrupts.main_thread or -1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):  # it prints, or asks the Accelerator
+        frame = frame.f_back
     top = frame.f_code.co_name if frame is not None else None
     named = None
     place: dict[str, Any] = {"file": None, "line": None, "function": None}

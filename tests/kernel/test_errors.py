@@ -308,3 +308,38 @@ def test_wrong_options(nb: Notebook, options: str, told: tuple[str, ...]) -> Non
         assert part in cell.error[1], cell.text
     assert len(cell.traceback.splitlines()) == 1, cell.traceback
     assert nb.value("'never' in globals()") is False
+
+
+def test_a_text_that_a_class_makes_from_its_arguments_is_not_made_twice(nb: Notebook) -> None:
+    nb.ok("class Unreadable(Exception):\n    def __init__(self, path): super().__init__(f'cannot read {path!r}')")
+    cell = nb.run("%%distributed -n 2\nraise Unreadable('data.csv')")
+    assert cell.error is not None
+    assert cell.error[:2] == ("Unreadable", "cannot read 'data.csv'")
+
+
+def test_a_key_that_is_also_a_name_is_not_explained_away(nb: Notebook) -> None:
+    nb.ok("rate, config = 1, {}")
+    assert "nbdist did not see" not in nb.run("%%distributed -n 2\nconfig['rate']").text
+
+
+def test_breakpoint_says_what_to_do(nb: Notebook) -> None:
+    assert "a rank has no keyboard" in nb.run("%%distributed -n 2\nbreakpoint()").text
+
+
+def test_return_of_a_name_that_nobody_has_is_said(nb: Notebook) -> None:
+    assert "--return nosuchname" in nb.ok("%%distributed -n 2 --return nosuchname\nmade = 1").stderr
+
+
+def test_two_threads_do_not_share_ranks_at_once(nb: Notebook) -> None:
+    nb.ok("%%distributed -n 2\npass")
+    cell = nb.run(
+        "import threading, time\n"
+        "def go(i): get_ipython().run_cell_magic('distributed', '-n 2', f'import time; time.sleep(2); q{i} = rank')\n"
+        "thread = threading.Thread(target=go, args=(1,)); thread.start()\n"
+        "while not any(pool.busy for pool in ranks._pool and [ranks._pool()]): time.sleep(0.01)\n"
+        "go(2)"
+    )
+    assert cell.error is not None
+    assert cell.error[0] == "RanksBusy"
+    nb.ok("thread.join()")
+    assert nb.value("q1") == 0

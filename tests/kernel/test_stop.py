@@ -325,3 +325,43 @@ def test_stop_while_everything_warms(fresh: Notebook) -> None:
     for _ in range(2):
         was_stopped(fresh.run(magic("time.sleep(60)", 2), stop_after=0.1))
     assert len(works(fresh, 2)) == 2
+
+
+# ---------------------------------------------------------------- floods, and Stop when the code has ended
+
+
+@pytest.mark.parametrize("code", ["while True: print(rank)", "while True: print(rank, flush=True)"])
+@pytest.mark.parametrize("pressed_after", [0.4, 2.0])
+def test_stop_while_every_rank_prints_in_a_loop(fresh: Notebook, code: str, pressed_after: float) -> None:
+    """Thousands of tiny records a second: the button does not wait behind them."""
+    fresh.ok("%%distributed -n 2\npass")
+    cell = fresh.run(f"%%distributed -n 2\n{code}", stop_after=pressed_after)
+    assert cell.error is not None
+    assert cell.error[0] == "KeyboardInterrupt"
+    assert cell.stop_seconds is not None
+    assert cell.stop_seconds < 5
+    assert fresh.ok("%%distributed -n 2\nprint('next')").stdout.count("next") == 2
+
+
+def test_a_timeout_while_every_rank_prints_in_a_loop(fresh: Notebook) -> None:
+    fresh.ok("%%distributed -n 2\npass")
+    cell = fresh.run("%%distributed -n 2 --timeout 1\nwhile True: print(rank)")
+    assert cell.error is not None
+    assert cell.error[0] == "CellTimeout"
+    assert cell.seconds < 8
+
+
+def test_stop_while_results_are_packed_or_taken_in(fresh: Notebook) -> None:
+    """The next cell is not hit by what stopped this one, and sees what this one did."""
+    fresh.ok("import torch\nx = torch.zeros(30_000_000)")
+    for number in range(1, 7):
+        cell = fresh.run(
+            "%%distributed -n 2\nx.add_(1)\nprint('ran')",
+            stop_when=lambda cell: "ran" in cell.stdout,
+            stop_after=0.02 * number,
+        )
+        assert cell.error is None or cell.error[0] == "KeyboardInterrupt", cell.text
+        if cell.error is not None:
+            assert "before the cell started" not in cell.text
+        fresh.ok("%%distributed -n 2\ny = 5\nseen = x[0].item()")
+        assert fresh.value("(seen, x[0].item())") == (number, number)

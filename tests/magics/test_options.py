@@ -40,6 +40,8 @@ def test_no_return_returns_nothing() -> None:
         ("--gpu 2", "did you mean --gpus"),
         ("--tiemout 3", "did you mean --timeout"),
         ("--xyz", "There are: -n"),
+        ("2", "did you mean -n 2"),
+        ("--help", "--timeout: seconds"),
         ("-n", "takes a number of ranks"),
         ("-n zero", "takes a number of ranks"),
         ("-n 0", "1 or more"),
