@@ -42,6 +42,18 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "parallelism_config": (None,),
 }
 
+# The public names of Accelerate's Accelerator that a later version brings.
+_LATER_MEMBERS = frozenset(
+    """
+    accumulate autocast check_trigger clear clip_grad_value_ end_training free_memory gather_for_metrics
+    get_state_dict get_tracker gradient_accumulation_steps init_trackers join_uneven_inputs load_state log
+    logging_dir mixed_precision no_sync on_local_process on_process optimizer_step_was_skipped prepare_scheduler
+    profile project_dir register_for_checkpointing register_load_state_pre_hook register_save_state_pre_hook save
+    save_model save_state set_trigger split_between_processes trigger_sync_in_backward unscale_gradients
+    verify_device_map
+    """.split()
+)
+
 
 @dataclasses.dataclass
 class DistributedDataParallelKwargs:
@@ -65,18 +77,23 @@ class Accelerator:
         strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
 
     Raises:
-        TypeError: an argument that nobody knows. NotImplementedError: one of Accelerate's that is not available yet.
+        TypeError: an argument that nobody knows, or one without its name. NotImplementedError: one of Accelerate's that is not available yet.
     """
 
     def __init__(
         self,
-        *,
+        *positional: Any,
         device_placement: bool = True,
         cpu: bool = False,
         kwargs_handlers: list[Any] | None = None,
         strategy: str | None = None,
         **later: Any,
     ) -> None:
+        if positional:
+            raise TypeError(
+                "Accelerator takes its arguments by name only, such as Accelerator(cpu=True); given without a name: "
+                + ", ".join(map(repr, positional))
+            )
         _refuse(later)
         self.state = PartialState(cpu)
         self.device = self.state.device
@@ -169,8 +186,8 @@ class Accelerator:
         alike.
 
         Args:
-            *args: objects in any order, also inside lists, tuples and dicts. One that is prepared already comes back
-                as it is.
+            *args: objects in any order, also inside lists, tuples and dicts. One that this Accelerator has prepared
+                already comes back as it is; what another one has prepared is taken over, never wrapped twice.
             device_placement: for each argument, whether it is brought to the device. Default: as the Accelerator was
                 told.
 
@@ -221,6 +238,7 @@ class Accelerator:
     ) -> PreparedOptimizer:
         """The optimizer, bound to the prepared parameters and with the step boundary behind its `step`."""
         if isinstance(optimizer, PreparedOptimizer):
+            self._strategy.rebind(optimizer.optimizer)  # another Accelerator may have prepared it
             return optimizer
         self._strategy.rebind(optimizer)
         return PreparedOptimizer(optimizer)
@@ -341,6 +359,13 @@ class Accelerator:
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
         """Each tensor padded to the largest size over the ranks: see `nbdist.collectives.pad_across_processes`."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LATER_MEMBERS:
+            raise AttributeError(
+                f"Accelerator.{name} is not available in this version of nbdist yet", name=name, obj=self
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
         strategy = self._strategy

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from nbdist import Accelerator
+from nbdist import accelerator as accelerator_module
 from nbdist.data.loader import Prepared
 from nbdist.shipping.exporters import exporter_of
 from nbdist.strategies.optimizer import PreparedOptimizer
@@ -39,6 +41,21 @@ def test_arguments_that_are_not_there_are_named() -> None:
     Accelerator(mixed_precision="no", gradient_accumulation_steps=1, log_with=None)  # what happens anyway
     Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
     assert "single: there is one process" in repr(Accelerator())
+
+
+def test_arguments_have_names() -> None:
+    with pytest.raises(TypeError, match=r"by name only, such as .*; given without a name: True, 'bf16'"):
+        Accelerator(True, "bf16")
+
+
+def test_members_that_a_later_version_brings() -> None:
+    accelerator = Accelerator()
+    for name in accelerator_module._LATER_MEMBERS:
+        assert not hasattr(accelerator, name) and not hasattr(Accelerator, name)
+        with pytest.raises(AttributeError, match=rf"^Accelerator\.{name} is not available in this version"):
+            getattr(accelerator, name)
+    with pytest.raises(AttributeError, match="'Accelerator' object has no attribute 'acumulate'"):
+        accelerator.acumulate()
 
 
 def test_it_belongs_to_its_rank() -> None:
@@ -223,6 +240,103 @@ def _trained(rank: int, ranks: int, data: list[list[float]], batch: int) -> list
         optimizer.zero_grad()
         weights.append(model.weight.item())
     return weights
+
+
+def _cell_again(rank: int, ranks: int, what: str) -> list[Any]:
+    """One cell run three times, each time with a new Accelerator over what the run before has left."""
+    own = linear_at_zero()
+    model: Any = DistributedDataParallel(own) if what == "a user's wrapper" else own
+    optimizer: Any = sgd(own)
+    loader: Any = DataLoader(torch.arange(1.0, 8)[:, None], batch_size=2)
+    bare = model, optimizer, loader
+    found = []
+    for _ in range(3):
+        accelerator = Accelerator()
+        if what == "bare":
+            kept = model  # alive while the next one is made, as in a cell's namespace
+            model, optimizer, loader = accelerator.prepare(*bare)
+            assert kept is own or model is kept
+        elif what == "bare, nothing kept":
+            model = optimizer = loader = None
+            model, optimizer, loader = accelerator.prepare(*bare)
+        elif what == "compiled":
+            model, optimizer, loader = accelerator.prepare(torch.compile(model, backend="eager"), optimizer, loader)
+            model = model._orig_mod if hasattr(model, "_orig_mod") else model
+        else:
+            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        nn.init.constant_(own.weight, 0.0)
+        weights = []
+        for rows in loader:
+            accelerator.backward(-model(rows).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            weights.append(own.weight.item())
+        accelerator.backward(-own(rows).mean(), weight=1)  # forward through the bare module
+        whole = accelerator.gather(own.weight.grad).flatten()
+        optimizer.zero_grad()
+        user = model.module._orig_mod if what == "compiled" and hasattr(model.module, "_orig_mod") else model.module
+        found.append((weights, user is own, accelerator.unwrap_model(model) is model.module, (whole == whole[0]).all()))
+        assert (
+            optimizer.optimizer is bare[1] and loader._nb.original is bare[2] and loader._nb.live is accelerator._live
+        )
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("what", ["prepared", "bare", "bare, nothing kept", "compiled", "a user's wrapper"])
+def test_a_cell_that_runs_again_trains_the_same(what: str) -> None:
+    # 1 2 | 3 4 and then 5 6 | 7: means 2.5 and 6. One process has the same.
+    for found in run_ranks(_cell_again, 2, what):
+        assert found == [([2.5, 8.5], True, True, True)] * 3
+
+
+def _other_options(rank: int, ranks: int) -> dict[str, Any]:
+    own = nn.ModuleList([linear_at_zero(), linear_at_zero()])
+    own.forward = lambda rows: own[0](rows)  # type: ignore[method-assign]
+    model: Any = Accelerator().prepare(own)
+    finding = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+    again: Any = finding.prepare(model)
+    finding.backward(again(torch.full((1, 1), 1.0 + rank)).mean())
+    nn.init.constant_(own[1].weight, 5.0 + rank)  # set apart: as a new wrapper would, it is made equal again
+    third = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+    return {
+        "new": again is not model and again.module is own and again.find_unused_parameters,
+        "gradient": own[0].weight.grad.item(),
+        "kept": third.prepare(own) is again and third.prepare(again) is again,
+        "equal": own[1].weight.item(),
+    }
+
+
+@pytest.mark.ranks
+def test_other_options_give_the_module_another_wrapper() -> None:
+    assert run_ranks(_other_options, 2) == [{"new": True, "gradient": 1.5, "kept": True, "equal": 5.0}] * 2
+
+
+def _gone_on_one_rank(rank: int, ranks: int) -> Any:
+    own = linear_at_zero()
+    model = Accelerator().prepare(own)
+    if rank:
+        del model
+    accelerator = Accelerator()
+    model = accelerator.prepare(own)
+    accelerator.backward(model(torch.full((1, 1), 1.0 + rank)).mean())
+    return own.weight.grad.item()
+
+
+@pytest.mark.ranks
+def test_a_wrapper_that_is_gone_on_one_rank_is_made_anew_on_all() -> None:
+    assert run_ranks(_gone_on_one_rank, 2) == [1.5, 1.5]
+
+
+def test_one_process_takes_a_users_wrapper_off() -> None:
+    inner = linear_at_zero()
+    first = Accelerator(strategy="ddp")
+    try:
+        wrapped = first.prepare(inner)
+        assert isinstance(wrapped, DistributedDataParallel)
+        assert Accelerator().unwrap_model(Accelerator().prepare(wrapped)) is inner
+    finally:
+        first._strategy.teardown()
 
 
 @pytest.mark.ranks

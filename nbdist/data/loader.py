@@ -205,13 +205,16 @@ class Counted(DataLoader):
 class Inside:
     """What a prepared loader carries: its original, where it is, and the stack of running iterators it reports to."""
 
-    def __init__(self, original: DataLoader, ranks: int, live: list[Cursor | None], device: Any) -> None:
+    def __init__(
+        self, original: DataLoader, ranks: int, live: list[Cursor | None], device: Any, position: Position
+    ) -> None:
         self.original, self.ranks, self.live, self.device = original, ranks, live, device
-        self.position = Position()
+        self.position = position
         self.cursor = Cursor(self.position)
         self.pending: list[tuple[int, Cursor]] = []  # iterations that were begun and whose data were not asked for yet
         self.source: Source | None = None
         self.stream: Any = None
+        self.replaced = {"_nb", "_iterator"}  # the prepared loader's attributes that are not the user's
 
 
 def _planned(inner: Iterator[Any], plan: FlatPlan | LazyPlan, cursor: Cursor) -> Iterator[Any]:
@@ -258,7 +261,8 @@ def prepare_loader(loader: DataLoader, rank: int, ranks: int, live: list[Cursor 
     """The user's loader with its samples split over the ranks; see the top of this module.
 
     Args:
-        loader: any DataLoader; one that is prepared already comes back as it is.
+        loader: any DataLoader. One that is prepared already and reports to `live` comes back as it is; one that reports
+            elsewhere gives a new one over the user's own loader, which goes on where the old one is.
         rank, ranks: which part is ours, of how many.
         live: the stack of running iterators, None at its bottom.
         device: where batches are brought; None leaves them where they are.
@@ -266,15 +270,22 @@ def prepare_loader(loader: DataLoader, rank: int, ranks: int, live: list[Cursor 
     Raises:
         NotImplementedError: the dataset is a stream that is already split by rank.
     """
+    position = Position()
+    later: dict[str, Any] = {}
     if isinstance(loader, Prepared):
-        return loader
+        old = loader._nb
+        if old.live is live:
+            return loader
+        later = {name: value for name, value in vars(loader).items() if name not in old.replaced}
+        position, loader = old.position, old.original
     user = type(loader)
     bases = (Prepared, Counted) if user is DataLoader else (Prepared, user, Counted)
     prepared: Any = object.__new__(type(user.__name__, bases, {"__module__": user.__module__, "__doc__": user.__doc__}))
     own = vars(prepared)
     own.update(vars(loader))
+    own.update(later)  # what the user has set on the prepared one
     own["_iterator"] = None  # persistent workers stay the user's
-    inside = own["_nb"] = Inside(loader, ranks, live, device)
+    inside = own["_nb"] = Inside(loader, ranks, live, device, position)
     if isinstance(loader.dataset, IterableDataset):
         if getattr(loader.dataset, "_distributed", None) is not None:
             raise NotImplementedError(
@@ -286,6 +297,7 @@ def prepare_loader(loader: DataLoader, rank: int, ranks: int, live: list[Cursor 
             loader.dataset, loader.batch_size if batched else 1, rank, ranks, loader.drop_last
         )
         own["collate_fn"] = TailCollate(loader.collate_fn, batched)
+        inside.replaced |= {"dataset", "collate_fn", "generator"}
         return prepared
     source = inside.source = Source(loader, rank, ranks)
     if source.sharded and ranks > 1:
@@ -293,7 +305,9 @@ def prepare_loader(loader: DataLoader, rank: int, ranks: int, live: list[Cursor 
         warnings.warn(note, stacklevel=3)
     single = loader.batch_sampler is None
     inside.stream = IndexStream(loader.sampler if single else loader.batch_sampler, source, single)
-    own["sampler" if single else "batch_sampler"] = inside.stream
+    replaced = "sampler" if single else "batch_sampler"
+    own[replaced] = inside.stream
+    inside.replaced.add(replaced)
     return prepared
 
 

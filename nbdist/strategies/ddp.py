@@ -9,18 +9,23 @@ good again after an interrupt.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 
+from nbdist import messages
 from nbdist.shipping.exporters import register_exporter
 from nbdist.state import DistributedType, Process, interrupt_hooks
 from nbdist.strategies.base import Strategy
 
 _wrapped: WeakSet[Any] = WeakSet()  # every DistributedDataParallel known here; repaired after an interrupt
+# Those that a strategy made or took over, oldest first, with the options they were made with (None: not made here).
+_known: WeakKeyDictionary[Any, dict[str, Any] | None] = WeakKeyDictionary()
 
 
 class DDP(Strategy):
@@ -68,22 +73,58 @@ class DDP(Strategy):
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model inside DDP, equal to rank 0's on all ranks; one with nothing to train comes back bare, equal
         too.
+
+        A module has one wrapper, whoever made it: one that is wrapped already, or whose wrapper is still alive, keeps
+        it. Only where the wrapper came from a strategy with other options, or for ranks that are gone, it gets a new
+        one.
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
             if self.process.world_size > 1:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor.detach(), src=0)
             return model
-        for ref in self._models:
-            known = ref()
-            if known is not None and (known is model or known.module is model):
-                return known  # prepared before: a second wrapper would average the gradients twice
+        inner = getattr(model, "_orig_mod", model)  # torch.compile of a wrapper is the wrapper
+        if isinstance(inner, DistributedDataParallel):
+            if self._fits(inner) and (_is_current(inner) or _known.get(inner) is None):
+                self._take_over(inner)
+                return model
+            model = inner.module
+        alive = [one for one in _wrappers(model) if self._fits(one) and _is_current(one)]
+        # A wrapper that nobody holds may be gone on one rank and not yet on another.
+        if all(messages.agree("prepare", bool(alive))):
+            self._take_over(alive[0])
+            return alive[0]
+        for old in _wrappers(model):
+            if _known.get(old) is not None:
+                _retire(old)
         device_ids = [self.process.device] if self.process.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._options)
+        self._keep(wrapped, self._options)
+        return wrapped
+
+    def _fits(self, wrapped: DistributedDataParallel) -> bool:
+        options = _known.get(wrapped)
+        return options is None or options == self._options  # what the user made has the user's options
+
+    def _take_over(self, wrapped: DistributedDataParallel) -> None:
+        """Serve a wrapper that is there already; the module is made equal to rank 0's, as by a new wrapper."""
+        if any(ref() is wrapped for ref in self._models):
+            return
+        if self.process.world_size > 1 and _is_current(wrapped):
+            _sync_module_states(
+                module=wrapped.module,
+                process_group=wrapped.process_group,
+                broadcast_bucket_size=250 * 2**20,
+                src=0,
+                params_and_buffers_to_ignore=wrapped.parameters_to_ignore,
+            )
+        self._keep(wrapped, _known.get(wrapped))
+
+    def _keep(self, wrapped: DistributedDataParallel, options: dict[str, Any] | None) -> None:
         self._models = [ref for ref in self._models if ref() is not None]
         self._models.append(weakref.ref(wrapped))
+        _known[wrapped] = options
         track(wrapped)
-        return wrapped
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return model.module if isinstance(model, DistributedDataParallel) else model
@@ -121,6 +162,26 @@ class DDP(Strategy):
             model = ref()
             if model is not None:
                 repair(model)
+
+
+def _wrappers(module: torch.nn.Module) -> Iterator[DistributedDataParallel]:
+    """The living wrappers of this module, first those that a strategy knows."""
+    known = list(_known)
+    for wrapped in (*known, *(one for one in list(_wrapped) if one not in known)):
+        if wrapped.module is module:
+            yield wrapped
+
+
+def _is_current(wrapped: DistributedDataParallel) -> bool:
+    """Whether its ranks are all the ranks that there are now."""
+    return wrapped.process_group is dist.group.WORLD
+
+
+def _retire(wrapped: DistributedDataParallel) -> None:
+    """Another wrapper takes this one's place: it can still be called, and averages no gradients any more."""
+    _known.pop(wrapped, None)
+    _wrapped.discard(wrapped)
+    wrapped.reducer._remove_autograd_hooks()
 
 
 def _left_out(module: torch.nn.Module) -> str:

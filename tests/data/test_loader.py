@@ -323,6 +323,27 @@ def test_two_iterations_at_once() -> None:
         assert outer._nb.live[-1].position is outer._nb.position
 
 
+def test_another_accelerator_goes_on_with_the_users_loader() -> None:
+    class Named(DataLoader):
+        name = "none"
+
+    streams = Named(Stream(range(7)), batch_size=2, num_workers=1)
+    for original in (Named(range(7), batch_size=2, shuffle=True), streams):
+        once: Any = prepare_loader(original, 0, 2, [None])
+        epochs = [delivered(once) for _ in range(3)]
+        first: Any = prepare_loader(original, 0, 2, [None])
+        assert delivered(first) == epochs[0]
+        assert prepare_loader(first, 0, 2, first._nb.live) is first
+        first.name = "mine"
+        live: list[Any] = [None]
+        second: Any = prepare_loader(first, 0, 2, live)
+        assert second is not first and second._nb.live is live and user_loader(second) is original
+        assert type(second).__mro__.count(Prepared) == 1 and second.name == "mine" and len(second) == len(first)
+        assert delivered(second) == epochs[1] and delivered(first) == epochs[2]
+        second.set_epoch(0)
+        assert delivered(prepare_loader(second, 0, 2, [None])) == epochs[0]
+
+
 def test_a_loader_that_goes_through_its_data_twice() -> None:
     class Twice(DataLoader):
         def __iter__(self) -> Iterator[Any]:
