@@ -42,7 +42,15 @@ from nbdist.shipping.kinds import (
 )
 from nbdist.shipping.kinds_container import BytearrayKind, DequeKind, DictKind, ListKind, SetKind
 from nbdist.shipping.kinds_memory import ArrayKind, GeneratorKind, TensorKind
-from nbdist.shipping.kinds_object import ClassKind, FrameKind, GetStateKind, ModuleKind, ObjectKind, OpaqueKind
+from nbdist.shipping.kinds_object import (
+    ClassKind,
+    FrameKind,
+    GetStateKind,
+    ModuleKind,
+    ObjectKind,
+    OpaqueKind,
+    OptimizerKind,
+)
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
 from nbdist.shipping.reducers import REDUCERS
@@ -71,7 +79,7 @@ KINDS: dict[str, Kind] = {
     kind.letter: kind
     for kind in (
         _LIST, _DICT, _SET, _DEQUE, _BYTES, _FUNCTION, _CELL, _CLASS, _TENSOR, _ARRAY, _RANDOM, _OPAQUE, _STATE, BULK,
-        ObjectKind(), ModuleKind(),
+        ObjectKind(), ModuleKind(), OptimizerKind(),
     )
 }  # fmt: skip
 
@@ -183,6 +191,8 @@ class Classifier:
         torch = torch_if_loaded()
         if torch is not None and issubclass(cls, torch.nn.Module) and _module_state(cls, torch):
             return ModuleKind(strip)
+        if torch is not None and issubclass(cls, torch.optim.Optimizer) and _optimizer_state(cls, torch):
+            return OptimizerKind(strip)
         if not _default_reduce(cls, object):
             return _OPAQUE
         if _has_own_getstate(cls):
@@ -230,6 +240,16 @@ def _module_state(cls: type, torch: Any) -> bool:
     base = torch.nn.Module
     return (
         _default_reduce(cls, object) and cls.__getstate__ is base.__getstate__ and cls.__setstate__ is base.__setstate__  # type: ignore[attr-defined]
+    )
+
+
+def _optimizer_state(cls: type, torch: Any) -> bool:
+    """Does an optimizer class pickle as torch's own do? Fabric's wrapper does too, but holds what its ranks set up."""
+    packages = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    return (
+        _default_reduce(cls, object)
+        and cls.__getstate__ is torch.optim.Optimizer.__getstate__
+        and not packages & {"lightning", "lightning_fabric", "pytorch_lightning"}
     )
 
 

@@ -113,6 +113,24 @@ class ModuleKind(ObjectKind):
         return cls, put, removed, order
 
 
+class OptimizerKind(ObjectKind):
+    """torch.optim.Optimizer: by attribute although it has `__getstate__`, which keeps three attributes only.
+
+    A `step` on the instance is a wrapper that a scheduler or a scaler has put there: each side keeps its own.
+    """
+
+    letter = "P"
+
+    def attributes(self, value: Any) -> dict[str, Any]:
+        found = super().attributes(value)
+        found.pop("step", None)
+        return found
+
+    def reduced(self, value: Any) -> Any:
+        """How a new one is made: `__setstate__` gives the class its step hooks."""
+        return copyreg.__newobj__, (type(value),), self.attributes(value)  # type: ignore[attr-defined]
+
+
 class GetStateKind(Kind):
     """An object with its own `__getstate__`: the state is compared by identity, and goes whole through
     `__setstate__`.

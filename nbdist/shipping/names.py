@@ -208,8 +208,8 @@ class _Reader:
         parts: list[ast.AST | None] = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Dict):
             parts = [part for pair in zip(node.keys, node.values, strict=True) for part in pair]
-        for part in parts:
-            inner = part.value if isinstance(part, ast.keyword) else part
+        for child in parts:
+            inner = child.value if isinstance(child, ast.keyword) else child
             if isinstance(inner, ast.expr):
                 sure = self.expression(inner, sure)
         return sure

@@ -22,7 +22,7 @@ from nbdist.shipping.errors import StaysOnRank
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import Stays, Unwrapped
 from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, tensor_extent
-from nbdist.shipping.kinds_object import ObjectKind
+from nbdist.shipping.kinds_object import ObjectKind, OptimizerKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing, raw
 from nbdist.shipping.modules import find_module, importable, submodules
@@ -136,6 +136,8 @@ class Packer(cloudpickle.Pickler):
         raise StaysOnRank("an open file belongs to its process")
 
     def _object(self, value: Any, kind: ObjectKind) -> Any:
+        if isinstance(kind, OptimizerKind):
+            return kind.reduced(value)
         if kind.strip is None or not kind.strip(value.__dict__):
             return NotImplemented
         reduced = value.__reduce_ex__(5)
