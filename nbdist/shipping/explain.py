@@ -52,6 +52,28 @@ def path_to_trouble(name: str, value: Any, packs: Callable[[Any], bool], depth: 
     return Trouble(path, value)
 
 
+def too_deep(value: Any, error: BaseException) -> str:
+    """For a value whose nesting is what a RecursionError is about: a description; else ""."""
+    if not isinstance(error, RecursionError):
+        return ""
+    seen: dict[int, Any] = {}
+    level, depth = [value], 0
+    while level and len(seen) < _LOOKED_AT:
+        depth += 1
+        following = []
+        for part in level:
+            for _, inner in _parts(part):
+                if not isinstance(inner, _LEAVES) and id(inner) not in seen:
+                    seen[id(inner)] = inner
+                    following.append(inner)
+        level = following
+    return f"nested too deeply to be pickled ({depth} levels)" if depth >= _DEEP else ""
+
+
+_LOOKED_AT, _DEEP = 200_000, 100
+_LEAVES = (int, float, complex, str, bytes, type(None))
+
+
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return [(f"[{key!r}]", content) for key, content in list(value.items())]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.shipping.errors import StaysOnRank, in_words
-from nbdist.shipping.explain import path_to_trouble, reason_of
+from nbdist.shipping.explain import path_to_trouble, reason_of, too_deep
 from nbdist.shipping.message import (
     BIND,
     EXTRA,
@@ -107,6 +107,9 @@ def packs(encoder: Encoder, known: Callable[[int], Token], value: Any) -> Except
 
 def why(encoder: Encoder, known: Callable[[int], Token], name: str, value: Any, error: BaseException) -> str:
     """The reason in words, with the path to the part that is to blame."""
+    deep = too_deep(value, error)
+    if deep:
+        return f"it is {deep}"
     trouble = path_to_trouble(name, value, lambda part: packs(encoder, known, part) is None)
     if isinstance(error, StaysOnRank) and trouble.path == name:
         return str(error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.shipping.errors import CannotShip
-from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of
+from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of, too_deep
 from nbdist.shipping.message import BIND, EXTRA, UPDATE, Encoder, Frame, FrameFailed, binding_order
 from nbdist.shipping.shipment import Plan
 from nbdist.shipping.table import Table, Token
@@ -86,7 +86,7 @@ class Sending:
         """Take a failed frame out of a plan if no name that is surely read needs it; else raise CannotShip."""
         frame = failure.frame
         if frame.sort == BIND and frame.key not in self.hard:
-            self.left_out[frame.key] = reason_of(failure.error)
+            self.left_out[frame.key] = too_deep(frame.content, failure.error) or reason_of(failure.error)
             del plan.binds[frame.key]
             return
         if frame.sort == BIND:
@@ -100,6 +100,11 @@ class Sending:
                 raise self._cannot(name, self.namespace[name], failure.error) from None
 
     def _cannot(self, name: str, value: Any, error: BaseException) -> CannotShip:
+        deep = too_deep(value, error)
+        if deep:
+            advice = "Create it inside the cell, or keep it flatter (a list in place of links)"
+            return CannotShip(name, name, type(value).__name__, f"it is {deep}", advice)
+
         def packs(part: Any) -> bool:
             try:
                 self.encoder.measure([Frame(BIND, name, part)], {}, lambda key: None)

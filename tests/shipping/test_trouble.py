@@ -338,3 +338,30 @@ def test_object_that_the_notebook_forgot_during_the_cell(nb: Notebook) -> None:
     arrival = nb.cell("a.append(3); b.append(3); c=[a]; d=[b]")
     assert nb["b"] == [1, 2, 3] and nb["d"][0] is nb["b"] and nb["a"] == [1, 2]
     assert isinstance(nb["c"], RankedValue) and arrival.notes
+
+
+DEEP = [
+    "class N: pass\nv = N()\np = v\nfor i in range(3000): p.next = N(); p = p.next\ndel p",
+    "v = []\nfor i in range(3000): v = [v, i]",
+]
+
+
+@pytest.mark.parametrize("made", DEEP)
+def test_nested_too_deeply(nb: Notebook, made: str) -> None:
+    nb.here(made)
+    with pytest.raises(
+        CannotShip, match=r"'v' \(\w+\): it is nested too deeply .*300\d levels.*inside the cell"
+    ) as caught:
+        nb.cell("v")
+    assert caught.value.path == "v" and "before (`del`)" not in str(caught.value)
+    nb.cell("def f(): return v")
+    assert "nested too deeply" in nb.left_out["v"]
+    nb.here("del v")
+    arrival = nb.cell(made)
+    assert "nested too deeply" in repr(arrival.handles["v"]) + str(arrival.handles["v"])
+
+
+def test_a_recursion_of_the_users_own_is_not_called_nesting(nb: Notebook) -> None:
+    nb.here("class R:\n  def __reduce__(self): return self.__reduce__()\nv = {'a': R()}")
+    with pytest.raises(CannotShip, match=r"v\['a'\] is .*RecursionError"):
+        nb.cell("v")
