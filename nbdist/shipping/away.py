@@ -24,6 +24,7 @@ from nbdist.shipping.message import (
     TooLarge,
 )
 from nbdist.shipping.modules import LoadedModules
+from nbdist.shipping.names import RESERVED
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, decode
@@ -239,9 +240,7 @@ class Away:
             del namespace[name]
             del before[name]
         assigned = sorted(
-            name
-            for name, value in namespace.items()
-            if before.get(name, MISSING) is not value and not (name.startswith("__") and name.endswith("__"))
+            name for name, value in namespace.items() if before.get(name, MISSING) is not value and name not in RESERVED
         )
         deleted = [name for name in before if name not in namespace]
         for name, value in self._hidden.items():

@@ -35,6 +35,21 @@ _OWN = frozenset(
         "__spec__",
     ]
 )
+# Names between double underscores that Python or IPython binds in a module by itself: never a cell's own.
+RESERVED = _OWN | frozenset(
+    [
+        "__",
+        "___",
+        "____",
+        "__IPYTHON__",
+        "__annotate__",
+        "__builtin__",
+        "__dict__",
+        "__main__",
+        "__path__",
+        "__warningregistry__",
+    ]
+)
 # IPython turns `%timeit f(x)` and `!echo {name}` into calls of these with the text as a constant.
 _TEXT_CALLS = frozenset({"getoutput", "run_cell_magic", "run_line_magic", "system"})
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
