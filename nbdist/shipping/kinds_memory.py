@@ -160,13 +160,26 @@ class ArrayKind(Kind):
     letter = "N"
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
+        if value.dtype.names is not None and value.dtype.hasobject:
+            return self._snap_fields(value, light)
         if value.dtype.hasobject:
-            return (value.shape, str(value.dtype)), tuple(value.ravel().tolist()) if value.dtype.names is None else ()
+            return (value.shape, str(value.dtype)), tuple(value.ravel().tolist())
         if light:
             return (), ()
         if digest is None:
             digest = self.digest(value)
         return (value.shape, value.dtype, value.flags.writeable, digest), ()
+
+    def _snap_fields(self, value: Any, light: bool) -> tuple[Any, tuple[Any, ...]]:
+        """Of records that hold objects: the objects by identity, the other fields by hash."""
+        references: list[Any] = []
+        digests = []
+        for field in _fields(value):
+            if field.dtype.hasobject:
+                references.extend(field.ravel().tolist())
+            elif not light:
+                digests.append(xxhash.xxh3_64_intdigest(field.tobytes()))
+        return (value.shape, str(value.dtype), tuple(digests)), tuple(references)
 
     def digest(self, value: Any) -> Any:
         return value.strides, digest_of(*array_extent(value))
@@ -175,6 +188,9 @@ class ArrayKind(Kind):
         return value.shape, str(value.dtype)
 
     def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
+        if value.dtype.names is not None and value.dtype.hasobject:
+            fields = [f.ravel().tolist() if f.dtype.hasobject else f.copy() for f in _fields(value)]
+            return value.shape, fields, value.flags.writeable
         if value.dtype.hasobject:
             return value.shape, value.ravel().tolist(), value.flags.writeable
         return Content(value.view()), None, value.flags.writeable
@@ -188,6 +204,9 @@ class ArrayKind(Kind):
             shape = content
             if value.shape != shape:
                 raise CannotApply(f"an array of objects was reshaped in place to {shape}")
+            if value.dtype.names is not None:
+                _put_fields(value, objects, writeable)
+                return
             flat = value.reshape(-1)
             for index, item in enumerate(objects):
                 flat[index] = item
@@ -206,6 +225,31 @@ class ArrayKind(Kind):
         value[...] = content
         if not writeable:
             value.flags.writeable = False
+
+
+def _fields(value: Any) -> list[Any]:
+    """An array's fields, those of inner records too, as views of it."""
+    if value.dtype.names is None:
+        return [value]
+    return [field for name in value.dtype.names for field in _fields(value[name])]
+
+
+def _put_fields(value: Any, contents: list[Any], writeable: bool) -> None:
+    if not value.flags.writeable:
+        value.flags.writeable = True
+    for field, content in zip(_fields(value), contents, strict=True):
+        if not field.dtype.hasobject:
+            field[...] = content
+            continue
+        whole = field if field.ndim else field.reshape(1)  # an item that is a sequence would be spread over a scalar
+        for index, item in zip(_numpy().ndindex(whole.shape), content, strict=True):
+            whole[index] = item
+    if not writeable:
+        value.flags.writeable = False
+
+
+def _numpy() -> Any:
+    return numpy_if_loaded()
 
 
 def _shares(one: Any, other: Any) -> bool:

@@ -662,3 +662,27 @@ def test_what_a_cell_binds_perhaps_is_shipped(nb: Notebook) -> None:
     nb.here("import threading\nlr, best = threading.Lock(), 7")
     nb.cell("for i in range(3):\n  if i > 1: break\n  with suppress(ValueError): lr = i; best = lr\na = lr, best")
     assert nb["a"] == (1, 1) and "lr" in nb.left_out
+
+
+def test_records_that_hold_objects(nb: Notebook) -> None:
+    nb.here(
+        "import numpy as np\nitem=[1]; \n"
+        "t=np.dtype([('n','i8'),('o','O'),('in',[('x','f8'),('y','O')]),('two','O',(2,))])\n"
+        "a=np.zeros((2,2),t); a['o'][0,0]=item; a0=a; z=np.zeros((),t); z['o']=[9]"
+    )
+    nb.cell("k=a['o'][0,0] is item; a['n'][1,1]=7; a['o'][0,1]=item; item.append(2); z['in']['y']=[1,2]; z['n']=4")
+    assert nb["k"] and nb["a"] is nb["a0"] and nb.value("a['n'][1,1]==7 and a['o'][0,1] is item==a['o'][0,0]")
+    assert nb.value("item==[1,2] and z['o'].item()==[9] and z['in']['y'].item()==[1,2] and z['n']==4")
+    nb.here("a['in']['x'][0,1]=.5; a['in']['y'][1,0]=item; a['two'][1,1][0]='s'; a.flags.writeable=False")
+    nb.cell("k=a['in']['x'][0,1], a['in']['y'][1,0] is item, a['two'][1,1].tolist(), int(a['n'][1,1])")
+    assert nb["k"] == (0.5, True, ["s", 0], 7)
+    nb.cell("k=1")
+    assert nb.shipped == [] and nb.home.ship(["a", "z", "item"]).plans[0].updates == {}
+
+
+def test_a_users_name_between_double_underscores(nb: Notebook) -> None:
+    nb.here("__both__, __keep__ = 1, [1]")
+    nb.cell("__both__ += 1; __keep__.append(2); __new__ = 3; __doc__ = 'd'; __annotations__ = {}")
+    assert (nb["__both__"], nb["__keep__"], nb["__new__"]) == (2, [1, 2], 3) and nb.ns.get("__doc__") != "d"
+    arrival = nb.cell("import warnings\nwarnings.warn('w')\nx: int = 3\ndel __new__")
+    assert "__new__" not in nb.ns and set(arrival.bound) == {"x", "warnings"}
