@@ -91,7 +91,7 @@ class Distributed:
             raise_plain(error)
         except KeyboardInterrupt:
             raise_plain(KeyboardInterrupt("stopped before the cell started"))
-        return self._finish(result, screen, options)
+        return self._finish(result, screen, options, source)
 
     def _prepare(self, pool: Pool, options: Options, source: CellSource) -> tuple[Request, NotebookScreen]:
         session, namespace = self.session, self.shell.user_ns
@@ -129,7 +129,7 @@ class Distributed:
     def _shells(self, name: str) -> Any:
         return self.shell.user_ns_hidden.get(name)
 
-    def _finish(self, result: Result, screen: NotebookScreen, options: Options) -> Any:
+    def _finish(self, result: Result, screen: NotebookScreen, options: Options, source: CellSource) -> Any:
         for note in result.notes:
             screen.notice(note)
         missing = sorted((options.only or frozenset()) - self.shell.user_ns.keys())
@@ -140,7 +140,7 @@ class Distributed:
             raise_plain(error)
         if result.error is not None:
             sys.stdout.flush()
-            self._explain(result)
+            self._explain(result, source)
             if (
                 result.failure is not None
                 and result.failure.first is not None
@@ -150,12 +150,14 @@ class Distributed:
             raise_plain(result.error)
         return result.value
 
-    def _explain(self, result: Result) -> None:
+    def _explain(self, result: Result, source: CellSource) -> None:
         """A NameError on the ranks for a name that the notebook has: say why the cell could not see it."""
         error = result.error
         name = None
         if isinstance(error, NameError) and (match := re.search(r"name '(\w+)' is not defined", str(error))):
             name = match[1]
+        elif isinstance(error, KeyError) and error.args and "globals()" in source.source:
+            name = error.args[0]
         if not isinstance(name, str) or name not in self.shell.user_ns or error is None:
             return
         if name in result.left_out:

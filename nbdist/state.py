@@ -140,7 +140,8 @@ def current(cpu: bool = False) -> Process:
     import torch.distributed as dist
 
     group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    if _known is None or _known[0]() is not group:
+    # A dead reference is not the same as no group: it was there when the facts were read, and has ended since.
+    if _known is None or _known[0]() is not (group if group is not None else _NO_GROUP):
         if group is not None:
             local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
             device, why = _choose_device(local, dist.get_world_size(), cpu)
@@ -166,8 +167,11 @@ def current(cpu: bool = False) -> Process:
     return facts
 
 
-def _no_group() -> None:
-    return None
+_NO_GROUP = object()
+
+
+def _no_group() -> object:
+    return _NO_GROUP
 
 
 def _choose_device(local_rank: int, world_size: int, cpu: bool) -> tuple[Any, str]:
