@@ -167,12 +167,10 @@ class Away:
 
     def own(self, key: str, name: str) -> Any:
         """The object of a handle."""
-        value = self._pins.get(key, MISSING)
-        if value is MISSING:
-            value = self.namespace.get(name, MISSING)
-        if value is MISSING:
-            raise LookupError(f"this rank has no {name}")
-        return value
+        try:
+            return self._look(key, name)
+        except NameError:
+            raise LookupError(f"this rank has no {name}") from None
 
     # -- the run of a cell
 
