@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NATIVE_GRACE = 8.0  # seconds that the next cell waits for a rank which is still in a native call
 HEAL_LIMIT = 10.0
-MANY_HEALS = 20  # each leaves 3 threads and 4 descriptors a group behind: gloo frees neither
+MANY_HEALS = 20  # where the old backends stay (nbdist.worker.backends): 3 threads and 4 descriptors a group and heal
 
 
 def settle(pool: Pool, screen: Screen, grace: float = NATIVE_GRACE) -> str:
@@ -140,7 +140,7 @@ def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) ->
             "the process groups were made again: DDP and FSDP models, device meshes and groups from before "
             "must be made again too"
         )
-    if pool.heals == MANY_HEALS:
+    if pool.heals == MANY_HEALS and any(answer["how"] == "healed, old ones stay" for answer in said):
         screen.notice(
             f"these ranks were put right after a Stop or an error {MANY_HEALS} times, and each time leaves some "
             "threads behind; `%%distributed --fresh` starts new ones when it suits you"

@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d as registry
 
-from nbdist.worker import sockets
+from nbdist.worker import backends, sockets
 from nbdist.worker.where import flight_recorder
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 STORE_TIMEOUT = timedelta(seconds=60)
 LOOKS = 5  # at the state of collectives, until none is in flight
-_FIRST_FREE_BACKEND_TYPE = 6  # a type that is set already would keep the old backend
+_TYPES = (c10d.ProcessGroup.BackendType.GLOO, c10d.ProcessGroup.BackendType.NCCL)
+_FIRST_FREE_BACKEND_TYPE = 6  # where the old backends stay: a type that is set already would keep the old one
 
 
 class Group(NamedTuple):
@@ -44,7 +45,7 @@ class Groups:
         self.device = spec["device"]
         self._port, self._key = spec["port"], spec["store_key"]
         self._noted: dict[int, sockets.Connection] = {}
-        self._old: list[Any] = []  # replaced backends: freeing one while a thread of gloo is in it is not safe
+        self._old: list[Any] = []  # replaced backends that stay: see nbdist.worker.backends
         self._dead_status: set[str] = set()
         self._store_was_cut = False
         self._generation = 0
@@ -155,13 +156,15 @@ class Groups:
     def heal(self, generation: int, names: Iterable[str], count: int) -> str:
         """New backends inside the living groups, in this order on all ranks.
 
-        Returns "healed", or "made again" where the private interface does not work (groups and what holds them must
-        then be re-made).
+        Returns "healed", "healed, old ones stay" where the backends that were replaced cannot be ended, or "made
+        again" where the private interface does not work (groups and what holds them must then be re-made).
         """
         if self._store_was_cut:
             self._connect()
         self._generation = generation
         self._dead_status.update(flight_recorder(status_only=True).get("pg_status", {}))
+        for fd, connection in self._noted.items():
+            sockets.shut_down(fd, connection)  # a thread of gloo that still waits there gets out, and can end
         self._noted.clear()
         if not self.heal_works():
             self._make_again()
@@ -174,22 +177,27 @@ class Groups:
                 self._heal_one(by_name[name], name, self.store, world.pg_group_ranks[by_name[name]][self.rank])
         world.group_count = max(world.group_count, count)
         self._note(before)
-        return "healed"
+        return "healed, old ones stay" if self._old and not backends.works() else "healed"
 
     def _heal_one(self, group: Any, name: str, base: Any, group_rank: int) -> None:
         world = registry._world
         store = dist.PrefixStore(f"heal{self._generation}/{name}/", base)
-        backend_type = c10d.ProcessGroup.BackendType(_FIRST_FREE_BACKEND_TYPE + self._generation)
-        for device, new in self._new_backends(group, name, store, group_rank):
+        made = self._new_backends(group, name, store, group_rank)
+        replaced = [group._get_backend(device) for device, _ in made]
+        free = backends.works() and backends.take_out(group)
+        for index, (device, new) in enumerate(made):
             new._set_sequence_number_for_group()
             # Not `_set_default_backend`: DDP's constructor then meets a type that it has no name for.
-            group._register_backend(device, backend_type, new)
+            kind = _TYPES[index] if free else _FIRST_FREE_BACKEND_TYPE + len(made) * self._generation + index
+            group._register_backend(device, c10d.ProcessGroup.BackendType(kind), new)
         world.pg_map[group] = (world.pg_map[group][0], store)  # the store that new_group and friends use
+        if free:
+            backends.bury([replaced.pop(0)])
+        self._old.extend(replaced)  # NCCL's are not destroyed: not tried, no GPU where this was written
 
     def _new_backends(self, group: Any, name: str, store: Any, group_rank: int) -> list[tuple[torch.device, Any]]:
         cpu = torch.device("cpu")
         old = group._get_backend(cpu)
-        self._old.append(old)
         options: Any = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = old.options._timeout
         options._devices = [c10d.ProcessGroupGloo.create_default_device()]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as registry
 from torch.nn.parallel import DistributedDataParallel
 
+from nbdist.worker import backends
 from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
 
@@ -51,6 +52,12 @@ def test_this_torch_can_heal_in_place(rank: tuple[Groups, DefaultGroup]) -> None
     """Where this fails, torch's private interface has changed: look at `_heal_one`."""
     assert rank[0].self_test()
     assert rank[0].heal_works()
+
+
+def test_this_torch_lets_replaced_backends_end(rank: tuple[Groups, DefaultGroup]) -> None:
+    """Where this fails, a private symbol of torch has changed: look at nbdist.worker.backends."""
+    assert backends.works()
+    assert not backends.take_out(dist.HashStore()), "only from what is a ProcessGroup"
 
 
 def test_healed_groups_are_the_same_objects(rank: tuple[Groups, DefaultGroup]) -> None:
