@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbdist.accelerator import Accelerator as Accelerator
     from nbdist.launchers.launch import launch as launch
+    from nbdist.launchers.notebook import debug_launcher as debug_launcher
+    from nbdist.launchers.notebook import notebook_launcher as notebook_launcher
     from nbdist.state import PartialState as PartialState
     from nbdist.state import set_seed as set_seed
 
@@ -31,10 +33,12 @@ __version__ = "0.1.0.dev0"
 _HOME_OF = {
     "Accelerator": "nbdist.accelerator",
     "PartialState": "nbdist.state",
+    "debug_launcher": "nbdist.launchers.notebook",
     "launch": "nbdist.launchers.launch",
+    "notebook_launcher": "nbdist.launchers.notebook",
     "set_seed": "nbdist.state",
 }
-__all__ = ["Accelerator", "PartialState", "launch", "set_seed"]
+__all__ = ["Accelerator", "PartialState", "debug_launcher", "launch", "notebook_launcher", "set_seed"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ named here.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -420,6 +421,12 @@ def _refuse(later: dict[str, Any]) -> None:
             raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
         if not any(value is harmless or value == harmless for harmless in _LATER[name]):
             raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()  # a launcher's, as Accelerate sets it
+    if asked not in ("", "no") and later.get("mixed_precision") is None:
+        raise NotImplementedError(
+            f"mixed precision {asked!r} (the launcher's; ACCELERATE_MIXED_PRECISION) is not available in this version "
+            "of nbdist yet. Accelerator(mixed_precision='no') trains in full precision"
+        )
 
 
 def _one_element(loss: torch.Tensor) -> torch.Size:

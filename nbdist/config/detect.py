@@ -12,6 +12,20 @@ class NotEnoughDevices(ValueError):
     """More devices were asked for than there are; the message says how many there are and what to do."""
 
 
+_rank: int | None = None
+
+
+def note_rank(rank: int) -> None:
+    """Said by the worker: this process is a rank of a pool, and so is whatever it forks."""
+    global _rank
+    _rank = rank
+
+
+def inside_a_rank() -> int | None:
+    """The rank of a pool that this process is, else None. A process under torchrun is none of ours."""
+    return _rank
+
+
 def physical_cores() -> int:
     """Cores that this process may use, hyper-threads counted once."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

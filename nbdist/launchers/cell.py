@@ -48,6 +48,7 @@ class Request:
         environment: variables for this cell alone.
         timeout: seconds after which the cell is stopped.
         extra: an object that travels along, in one graph with the names.
+        keep_after_error: whether what was made up to an error is put in place here.
     """
 
     runs: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Request:
     extra: Any = None
     limit: int = RETURN_LIMIT
     stall_limit: float = STALL_LIMIT
+    keep_after_error: bool = True
 
 
 @dataclass
@@ -368,6 +370,8 @@ class CellRun:
         if self.accepted or message is None or message["ran"] is None:
             return
         self.accepted = True
+        if not self.request.keep_after_error and not self.presses and self._someone_failed():
+            return
         reports = {
             rank: other.blob for rank, other in self.done.items() if rank != self.lead and other["ran"] is not None
         }

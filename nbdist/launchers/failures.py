@@ -152,7 +152,7 @@ def lost(failure: Failure, cell_files: Collection[str] = ()) -> RankLost:
     hint = ""
     if any(code == -signal.SIGKILL for code, _ in failure.died.values()):
         hint = ". A SIGKILL that you did not send is most often the machine out of memory"
-    text = "; ".join(parts) + hint + ". The next %%distributed cell starts fresh ranks."
+    text = "; ".join(parts) + hint + ". The next cell or launch starts fresh ranks."
     told = next(filter(None, faults), "")
     return RankLost(text + (f"\n{told}" if told else ""))
 

@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import re
 import sys
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, Protocol, overload
 
-from nbdist.config.detect import choose_ranks
+from nbdist.config.detect import choose_ranks, inside_a_rank
 from nbdist.launchers import client
-from nbdist.launchers.cell import RETURN_LIMIT, Request, Screen, run_cell
+from nbdist.launchers.cell import RETURN_LIMIT, Request, Result, Screen, run_cell
 from nbdist.launchers.errors import CannotComeBack
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.screen import MODES, MergedScreen
 from nbdist.launchers.settling import settle
-from nbdist.shipping import RankedValue
+from nbdist.shipping import RankedValue, handle_facts
+from nbdist.shipping.errors import in_words
 from nbdist.shipping.wire import RESULT
+
+IN_A_NOTEBOOK = "nbdist.magics.function"  # a Surface, by name: this package knows no IPython
+
+
+class Surface(Protocol):
+    """Where a launched function's output goes and its errors are shown."""
+
+    runner: str  # the module of the CellRunner
+
+    def screen(self, mode: str) -> Screen: ...
+    def sources(self) -> dict[str, str]:
+        """The user's code that exists in no file, for the ranks' tracebacks: {file name: text}."""
+
+    def show_as_here(self, error: BaseException) -> None:
+        """Called before an error is raised: hide our own frames where that can be done."""
+
+
+class Plain:
+    """A Python without a notebook: standard streams."""
+
+    runner = "nbdist.worker.calls"
+
+    def screen(self, mode: str) -> Screen:
+        return MergedScreen(mode)
+
+    def sources(self) -> dict[str, str]:
+        return {}
+
+    def show_as_here(self, error: BaseException) -> None:
+        pass
 
 
 class Values(Sequence[Any]):
@@ -79,62 +113,137 @@ def launch(
         What the first failing rank raised, with that rank's traceback; RankLost when one died; CannotShip before
         anything started; CannotComeBack when a value cannot leave its rank.
     """
-    if output not in MODES:
-        raise ValueError(f"output={output!r}: takes one of {', '.join(MODES)}")
+    with shown_as_here():
+        if output not in MODES:
+            raise ValueError(f"output={output!r}: takes one of {', '.join(MODES)}")
+        check_place("launch", function)
+        try:
+            size, device, _ = choose_ranks(ranks=ranks, gpus=gpus, count_gpus=client.count_gpus)
+        except ValueError as error:
+            raise type(error)(as_arguments(str(error))) from None
+        call = Call(function, args, kwargs, PoolOptions(size, device), output, dict(env or {}), timeout, limit)
+        values = call.run()
+        for rank, why in call.stayed.items():
+            raise CannotComeBack(f"what {name_of(function)} returned on rank {rank} cannot come back: {why}")
+        return values
+
+
+@contextlib.contextmanager
+def shown_as_here() -> Iterator[None]:
+    """An error that leaves the body is shown in a notebook with the user's frames only."""
+    try:
+        yield
+    except BaseException as error:
+        _surface().show_as_here(error)
+        raise
+
+
+def check_place(launcher: str, function: Any) -> None:
+    """Raises where no ranks can be started, before anything is."""
     if sys.platform == "win32":
         raise OSError("nbdist runs on Linux and macOS; on Windows use WSL 2")
+    if (rank := inside_a_rank()) is not None:
+        raise RuntimeError(
+            f"{launcher} was called on rank {rank}: ranks start no ranks of their own. Call it from an ordinary cell "
+            "or script, or call the function itself: every rank that is here runs it"
+        )
     if not callable(function):
-        raise TypeError(f"launch({function!r}): takes a function, and what to call it with")
-    try:
-        size, device, _ = choose_ranks(ranks=ranks, gpus=gpus, count_gpus=client.count_gpus)
-    except ValueError as error:
-        raise type(error)(_as_arguments(str(error))) from None
-    namespace = _namespace_of(function)
-    pool = Pool(PoolOptions(size, device), namespace, client.supervisor)
-    screen: Screen = MergedScreen(output)
-    request = Request(
-        files=_files_of(function),
-        environment=dict(env or {}),
-        timeout=timeout,
-        extra=(function, args, kwargs),
-        limit=limit,
-        only=None,
+        raise TypeError(f"{launcher}({function!r}): takes a function, and what to call it with")
+
+
+@dataclass
+class Call:
+    """One function, called once on ranks of its own.
+
+    Attributes:
+        options: how many ranks, on what; the runner is chosen here.
+        keep_after_error: whether what rank 0 made before an error is put in place here.
+        The others are the arguments of `launch`.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: PoolOptions
+    output: str = "merged"
+    env: dict[str, str] = field(default_factory=dict)
+    timeout: float | None = None
+    limit: int = RETURN_LIMIT
+    keep_after_error: bool = True
+    stayed: dict[int, str] = field(default_factory=dict, init=False)
+
+    def run(self) -> Values:
+        """Every rank's value; the ranks have ended when this returns. Of what cannot leave its rank None is left here,
+        and what it was is in `stayed`.
+        """
+        surface = _surface()
+        options = replace(self.options, runner=surface.runner)
+        pool = Pool(options, vars(sys.modules["__main__"]), lambda: client.supervisor(preload=[surface.runner]))
+        screen, sources = surface.screen(self.output), surface.sources()
+        request = Request(
+            runs={"sources": sources},
+            files=tuple(dict.fromkeys([*sources, *_files_of(self.function)])),
+            environment=self.env,
+            timeout=self.timeout,
+            extra=(self.function, tuple(self.args), dict(self.kwargs)),
+            limit=self.limit,
+            keep_after_error=self.keep_after_error,
+        )
+        try:
+            settle(pool, screen)
+            first = _conclude(run_cell(pool, request, screen), screen)
+            values = [first, *(pool.peek(RESULT, range(1, pool.size)) if pool.size > 1 else ())]
+            for rank, value in enumerate(values):
+                if isinstance(value, RankedValue):
+                    self.stayed[rank], values[rank] = _what_it_is(value), None
+            return Values(values)
+        finally:
+            pool.end()
+
+
+def _conclude(result: Result, screen: Screen) -> Any:
+    if result.interrupted:
+        for note in result.notes:
+            screen.notice(note)
+        there = "; what rank 0 had made until then is here" if result.arrival is not None else ""
+        raise KeyboardInterrupt(f"stopped, and the ranks were ended{there}")
+    missing = (
+        re.search(r"name '(\w+)' is not defined", str(result.error)) if isinstance(result.error, NameError) else None
     )
-    try:
-        settle(pool, screen)
-        first = run_cell(pool, request, screen).conclude(screen)
-        values = [first, *(pool.peek(RESULT, range(1, size)) if size > 1 else ())]
-        for rank, value in enumerate(values):
-            if isinstance(value, RankedValue):
-                raise CannotComeBack(f"what {_name(function)} returned on rank {rank} cannot come back: {value!r}")
-        return Values(values)
-    finally:
-        pool.end()
+    if missing and missing[1] in result.left_out:
+        assert result.error is not None
+        result.error.add_note(f"{missing[1]!r} is here, but it could not be sent: {result.left_out[missing[1]]}")
+    return result.conclude(screen)
 
 
-def _as_arguments(text: str) -> str:
-    """What is said about options of the magic, as said about arguments."""
-    names = {"-n": "ranks", "--cpus": "ranks", "--gpus": "gpus"}
+def _what_it_is(handle: RankedValue) -> str:
+    facts = handle_facts(handle)
+    size = f" of {in_words(facts.size)}" if facts.size is not None else ""
+    return f"a {facts.type_name}{size}" + (f": {facts.reason}" if facts.reason else "")
+
+
+def _surface() -> Surface:
+    """A notebook's or a terminal IPython's, when this is one; IPython is not imported for the question."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return Plain() if shell is None else import_module(IN_A_NOTEBOOK).NotebookSurface(shell)
+
+
+def as_arguments(text: str, count: str = "ranks") -> str:
+    """What is said about options of the magic, as said about arguments; `count` is what `-n` is called."""
+    names = {"-n": count, "--cpus": count, "--gpus": "gpus"}
     return re.sub(r"(?<!\w)(-n|--cpus|--gpus)(?: (\d+))?\b", lambda m: names[m[1]] + (f"={m[2]}" if m[2] else ""), text)
 
 
-def _namespace_of(function: Any) -> dict[str, Any]:
-    """The globals that travel with a function of `__main__`; a function of a module is imported on the ranks."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    function = getattr(function, "__func__", function)
-    if isinstance(function, types.FunctionType) and function.__module__ == "__main__":
-        return function.__globals__
-    return {"__name__": "__main__"}
-
-
-def _name(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """What to call it in a message."""
     return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _files_of(function: Any) -> tuple[str, ...]:
-    while hasattr(function, "func"):
+    """The file whose lines are the user's: that of the function under its decorators and partials."""
+    while hasattr(function, "func"):  # functools.partial
         function = function.func
-    function = getattr(function, "__func__", function)
+    function = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return (code.co_filename,) if code is not None else ()

@@ -23,6 +23,7 @@ import types
 from typing import Any
 
 from nbdist import state
+from nbdist.config.detect import note_rank
 from nbdist.shipping import Away
 from nbdist.shipping.link import Link, LinkClosed, Message
 from nbdist.worker import environment, failure
@@ -94,6 +95,7 @@ class Rank:
 
     def __init__(self, spec: dict[str, Any], link: Link, output: Output, place: int) -> None:
         self.number: int = spec["rank"]
+        note_rank(self.number)
         self.link, self.output = link, output
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.interrupts = Interrupts()
