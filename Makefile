@@ -8,7 +8,7 @@ TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint typecheck bench clean
+.PHONY: demo test browser lint typecheck bench clean
 
 # A machine without an NVIDIA driver takes torch's CPU build: from wherever pip already looks, else from PyTorch's own index.
 $(STAMP): pyproject.toml constraints.txt
@@ -30,8 +30,11 @@ demo: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python notebooks/run.py notebooks/quickstart.ipynb
 	@echo "To open it yourself: $(BIN)/jupyter lab notebooks/quickstart.ipynb"
 
-test: $(STAMP) lint typecheck
+test: $(STAMP) browser lint typecheck
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+browser:
+	@tests/browser/get-chromium.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -17,9 +17,8 @@ import psutil
 from jupyter_client.manager import KernelManager
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_MARK = (
-    "NBDIST_TEST_NOTEBOOK"  # in the environment of everything that a notebook starts: finds it, whoever its parent is
-)
+# in the environment of everything that a notebook starts: finds it, whoever its parent is
+MARK = "NBDIST_TEST_NOTEBOOK"
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Notebook:
     def __init__(self, env: dict[str, str] | None = None, cwd: str | None = None) -> None:
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
-        self.mark = f"{_MARK}={uuid.uuid4().hex}"
+        self.mark = f"{MARK}={uuid.uuid4().hex}"
         marked = dict([self.mark.split("=")])
         self.manager.start_kernel(env={**os.environ, "OMP_NUM_THREADS": "1", **marked, **(env or {})}, cwd=cwd)
         self.client = self.manager.client()
@@ -216,20 +215,25 @@ class Notebook:
 
     def marked(self) -> list[psutil.Process]:
         """Everything alive that this notebook has started, also what now belongs to another parent."""
-        found, mark = [], self.mark.encode()
-        for process in psutil.process_iter():
-            try:
-                with open(f"/proc/{process.pid}/environ", "rb") as file:
-                    if mark in file.read() and process.pid != self.pid:
-                        found.append(process)
-            except OSError:
-                continue
-        return found
+        return [process for process in marked_with(self.mark) if process.pid != self.pid]
 
     def kill(self) -> None:
         """SIGKILL to the kernel alone."""
         os.kill(self.pid, signal.SIGKILL)
         self.manager.provisioner.process.wait()
+
+
+def marked_with(mark: str) -> list[psutil.Process]:
+    """Everything alive that has this in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            with open(f"/proc/{process.pid}/environ", "rb") as file:
+                if mark.encode() in file.read():
+                    found.append(process)
+        except OSError:
+            continue
+    return found
 
 
 def wait_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
