@@ -150,6 +150,9 @@ class Opened:
         self.page.wait_for_function("index => window.running[index].ended", arg=index, timeout=timeout * 1000)
         return self.output(index)
 
+    def ended(self, index: int) -> bool:
+        return bool(self.page.evaluate("index => window.running[index].ended", index))
+
     def run(self, cell: int | str, timeout: float = 60.0) -> tuple[int, Output]:
         """Run a cell, which may fail."""
         index = self.start(cell)

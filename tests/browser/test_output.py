@@ -1,64 +1,103 @@
-"""What a cell on ranks shows in the notebook, on the screen and in its model."""
+"""What a cell on ranks shows, on the screen and in the notebook's model."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 
-def test_rank_0_streams_and_lines_of_others_stand_beside_it(notebook: Any) -> None:
+def test_output_comes_while_the_cell_runs(notebook: Any) -> None:
     index = notebook.start(
-        """%%distributed -n 2
+        """
+%%distributed -n 2
 import time
 for step in range(3):
     print("step", step)
-    if step == 1:
-        print("I am", rank)
-    time.sleep(0.6)
+    time.sleep(0.7)
 """
     )
     notebook.until(index, "step 0")
-    assert not notebook.page.evaluate("index => window.running[index].ended", index)  # it is shown while it runs
-    text = notebook.wait(index).stream()
+    assert not notebook.ended(index)
+    assert "step 2" not in notebook.output(index).stream()
+    assert "step 2" in notebook.wait(index).stream()
     notebook.shot("stream", index)
-    print(repr(text))
+
+
+def test_a_line_of_another_rank_has_its_rank_in_front(notebook: Any) -> None:
+    index, output = notebook.ok(
+        """
+%%distributed -n 2
+import time
+time.sleep(0.3 * rank)
+print("my share starts at", 500 * rank)
+"""
+    )
+    notebook.shot("ranks", index)
+    assert output.stream() == "my share starts at 0\n[rank 1] my share starts at 500\n"
 
 
 def test_a_plot(notebook: Any) -> None:
     index, output = notebook.ok(
-        """%%distributed -n 2
+        """
+%%distributed -n 2
 import matplotlib.pyplot as plt
 plt.figure(figsize=(4, 2.5))
 plt.plot([1, 3, 2])
-plt.title("from rank 0")
+plt.title(f"drawn by rank {rank}")
 plt.show()
 """
     )
-    image = notebook.shown(index).locator("img")
+    image = notebook.shown(index).locator("img").first
     image.wait_for()
     notebook.shot("plot", index)
+    assert "image/png" in output.data[0]
     assert image.evaluate("image => image.naturalWidth") > 200
+    assert image.bounding_box()["height"] > 100
 
 
-def test_a_frame(notebook: Any) -> None:
+def test_a_frame_is_a_table(notebook: Any) -> None:
     index, output = notebook.ok(
-        """%%distributed -n 2
+        """
+%%distributed -n 2
 import pandas as pd
-pd.DataFrame({"rank": [rank], "loss": [0.5 + rank]})
+pd.DataFrame({"epoch": [0, 1], "loss": [2.25, 1.125]})
 """
     )
-    notebook.shown(index).get_by_role("table").wait_for()
     notebook.shot("frame", index)
+    table = notebook.shown(index).get_by_role("table")
+    assert table.get_by_role("cell", name="1.125").is_visible()
+    assert "text/plain" in output.data[0]
 
 
-def test_bar(notebook: Any) -> None:
+def test_a_bar_ends_at_100_percent_on_one_line(notebook: Any) -> None:
     index, output = notebook.ok(
-        """%%distributed -n 2
+        """
+%%distributed -n 2
 import time
 from tqdm.auto import tqdm
-for i in tqdm(range(30), desc="train"):
+for step in tqdm(range(30), desc="train", disable=rank != 0):
     time.sleep(0.02)
 """
     )
     notebook.shot("bar", index)
-    print(output)
+    shown = notebook.shown(index).inner_text().strip().splitlines()
+    assert len(shown) == 1, shown
+    assert shown[0].startswith("train: 100%|")
+    assert "30/30" in shown[0]
+    assert [line for line in output.stream("stderr").splitlines() if line.strip()] == shown
+
+
+def test_a_display_is_updated_in_its_place(notebook: Any) -> None:
+    index, _ = notebook.ok(
+        """
+%%distributed -n 2
+from IPython.display import HTML, display
+handle = display(HTML("<b>loss 2.0</b>"), display_id=True)
+print("below")
+if handle is not None:
+    handle.update(HTML("<b>loss 0.5</b>"))
+"""
+    )
+    notebook.shot("update", index)
+    shown = notebook.shown(index)
+    shown.get_by_text("loss 0.5").wait_for()
+    assert shown.get_by_text("loss 2.0").count() == 0
