@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 _sessions: dict[int, Any] = {}
@@ -10,8 +9,6 @@ _sessions: dict[int, Any] = {}
 
 def load(shell: Any) -> None:
     """`%load_ext nbdist`. Starts the supervisor, which warms in the background; torch is not imported here."""
-    if sys.platform == "win32":
-        raise OSError("nbdist runs on Linux and macOS; on Windows use WSL 2 and start Jupyter there")
     from nbdist.magics.distributed import Distributed
     from nbdist.magics.session import Session
 

@@ -54,7 +54,7 @@ class Distributed:
         What the cell reads goes to the ranks. What rank 0 made of it comes back.
 
         -n N            that many ranks (default: one a GPU; else one a physical core, at least 2)
-        --gpus N        that many, one GPU each
+        --gpus N        that many, one GPU each; --gpus 0,2 these, rank i on the i-th; --gpus 3, is GPU 3 alone
         --cpus N        that many, on the CPU
         --ranks 0,2-3   only these run the cell
         --return NAMES  only these names come back (a,b,c)

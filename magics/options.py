@@ -7,11 +7,13 @@ import re
 import shlex
 from dataclasses import dataclass, field
 
+from nbdist.config.detect import TAKES_GPUS, parse_gpus
+from nbdist.config.gpus import CHOOSES
 from nbdist.launchers.screen import MODES
 
 TAKES = {
     "-n": "a number of ranks",
-    "--gpus": "a number of GPUs, one rank each",
+    "--gpus": TAKES_GPUS,
     "--cpus": "a number of ranks on the CPU",
     "--ranks": "the ranks that run this cell, like 0,2-3",
     "--return": "the names that may come back, like model,losses",
@@ -33,7 +35,7 @@ class Options:
     """Defaults are what a cell without options gets."""
 
     n: int | None = None
-    gpus: int | None = None
+    gpus: int | tuple[int, ...] | None = None
     cpus: int | None = None
     ranks: str | None = None
     only: frozenset[str] | None = None
@@ -113,7 +115,10 @@ def _set(options: Options, name: str, value: str) -> None:
     if name == "-n":
         options.n = _number(name, value)
     elif name == "--gpus":
-        options.gpus = _number(name, value)
+        try:
+            options.gpus = parse_gpus(value)
+        except ValueError as error:
+            raise OptionError(f"%%distributed {error}") from None
     elif name == "--cpus":
         options.cpus = _number(name, value)
     elif name == "--ranks":
@@ -146,6 +151,11 @@ def _set(options: Options, name: str, value: str) -> None:
         key, given, text = value.partition("=")
         if not given or not key:
             raise OptionError(f"%%distributed --env {value}: takes {TAKES[name]}")
+        if key in CHOOSES:
+            raise OptionError(
+                f"%%distributed --env {value}: a rank has its GPU from its start; choose with --gpus, or set "
+                f"os.environ[{key!r}] in an ordinary cell"
+            )
         options.env[key] = text
 
 

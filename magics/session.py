@@ -10,6 +10,7 @@ from typing import Any
 from nbdist.config.detect import choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.cell import Screen
+from nbdist.launchers.devices import check_free, in_the_way
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
 from nbdist.magics.options import Options
@@ -40,10 +41,8 @@ class Session:
         Raises:
             NotEnoughDevices: with what there is and the way out.
         """
-        size, device, _ = choose_ranks(
-            ranks=options.n, cpus=options.cpus, gpus=options.gpus, count_gpus=client.count_gpus
-        )
-        key = PoolOptions(size, device, RUNNER)
+        choice = choose_ranks(ranks=options.n, cpus=options.cpus, gpus=options.gpus, devices=client.devices)
+        size, key = choice.ranks, PoolOptions.of(choice, RUNNER)
         pool = self.pools.get(key)
         if pool is not None and options.fresh and pool.started:
             with pool.turn():
@@ -51,14 +50,24 @@ class Session:
                 pool.end()
         if pool is None:
             pool = self.pools[key] = Pool(key, self.shell.user_ns, self.supervisor)
-        if device == "cuda" and not pool.started:
+        if not pool.started:
+            pool.why = choice.reason
             self._free_devices(pool, screen(size))
+            if choice.surprise:
+                screen(size).notice(f"{key}: {choice.reason}")
         return pool
 
     def _free_devices(self, wanted: Pool, screen: Screen) -> None:
-        """A pool that sits idle on devices which another one needs is ended, and the user is told."""
-        for other in self.pools.values():
-            if other is not wanted and other.started and other.options.device == "cuda":
+        """A pool that sits idle on devices which another one needs is ended, and the user is told.
+
+        Raises:
+            DevicesHeld: another process has them; no pool is ended then.
+        """
+        idle = [other for other in self.pools.values() if other is not wanted and other.started]
+        idle = [other for other in idle if in_the_way(wanted.options, other.options)]
+        check_free(wanted.options, {pid for other in idle for pid in other.pids})
+        for other in idle:
+            with other.turn():
                 screen.notice(f"the {other.options} were ended: their devices are needed{state_on_ranks(other)}")
                 other.end()
 

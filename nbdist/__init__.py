@@ -45,6 +45,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'nbdist' has no attribute {name!r}; it has: {', '.join(sorted(__all__))}")
+    if home.startswith("nbdist.launchers"):
+        import_module("nbdist.system").refuse_windows()
     value = globals()[name] = getattr(import_module(home), name)
     return value
 
@@ -55,6 +57,7 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext nbdist`: register the magics and warm the supervisor in the background. torch is not imported."""
+    import_module("nbdist.system").refuse_windows()
     import_module("nbdist.magics").load(shell)
 
 

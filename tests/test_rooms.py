@@ -13,11 +13,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# room -> rooms it may import; `utils` is a face and `registry`, `messages` are leaves beside it.
+# room -> rooms it may import; `utils` is a face; `registry`, `messages`, `system` and `cgroups` are leaves beside it.
 MAY = {
-    "config": set(),
+    "config": {"cgroups"},
+    "system": set(),
+    "cgroups": set(),
     "registry": set(),
-    "shipping": set(),
+    "shipping": {"system", "cgroups"},
     "state": {"config", "messages"},
     "messages": {"config"},
     "collectives": {"state", "config", "messages"},
@@ -27,9 +29,9 @@ MAY = {
     "tracking": {"state", "config"},
     "strategies": {"state", "config", "precision", "collectives", "bigmodel", "shipping", "registry", "messages"},
     "bigmodel": {"config", "state"},
-    "worker": {"shipping", "state", "config"},
-    "launchers": {"shipping", "config", "registry"},
-    "magics": {"shipping", "config", "launchers", "worker", "state"},
+    "worker": {"shipping", "state", "config", "system"},
+    "launchers": {"shipping", "config", "registry", "system", "cgroups"},
+    "magics": {"shipping", "config", "launchers", "worker", "state", "system"},
     "widgets": {"shipping", "config", "launchers", "state"},
 }
 GUESTS = "nbdist/worker/guests/"  # loaded by name: they may know the strategies

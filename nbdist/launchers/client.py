@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from nbdist.config.gpus import CHOOSES, DEVICE_FILES, Devices
 from nbdist.launchers.processes import kill_descendants
 from nbdist.launchers.shield import shielded
 from nbdist.shipping.link import Link, LinkClosed, Message
@@ -109,8 +110,7 @@ class Supervisor:
 
     def end(self) -> None:
         """End it, and with it every rank."""
-        if sys.platform == "linux":
-            kill_descendants(self.process.pid)
+        kill_descendants(self.process.pid)
         self.process.kill()
         self.process.wait()
         self.link.close()
@@ -141,11 +141,20 @@ def _start() -> None:
     _current, _current_pid = Supervisor(_preload), os.getpid()
 
 
-def count_gpus() -> int:
-    """GPUs that ranks could use, by NVML in the supervisor: this process imports and initialises nothing for it."""
-    if sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
-        return 0
-    return supervisor().request("gpus")["gpus"]
+_devices: dict[tuple[str | None, ...], Devices] = {}
+
+
+def devices() -> Devices:
+    """GPUs that ranks could use with the environment as it is now, counted in the supervisor: this process imports
+    and initialises nothing for it.
+    """
+    if sys.platform == "linux" and not any(map(os.path.exists, DEVICE_FILES)):
+        return Devices()
+    key = tuple(map(os.environ.get, CHOOSES))
+    if key not in _devices:
+        chosen = {name: os.environ[name] for name in CHOOSES if name in os.environ}
+        _devices[key] = supervisor().request("devices", environment=chosen)["devices"]
+    return _devices[key]
 
 
 def end_supervisor() -> None:

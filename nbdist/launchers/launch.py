@@ -14,6 +14,7 @@ from typing import Any, Protocol, overload
 from nbdist.config.detect import choose_ranks, inside_a_rank
 from nbdist.launchers import client
 from nbdist.launchers.cell import RETURN_LIMIT, Request, Result, Screen, run_cell
+from nbdist.launchers.devices import check_free
 from nbdist.launchers.errors import CannotComeBack
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.screen import MODES, MergedScreen
@@ -86,7 +87,7 @@ def launch(
     function: Callable[..., Any],
     *args: Any,
     ranks: int | None = None,
-    gpus: int | None = None,
+    gpus: int | Sequence[int] | None = None,
     output: str = "merged",
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
@@ -103,7 +104,7 @@ def launch(
 
     Args:
         ranks: how many, on the CPU. Default: one for each GPU, else one for each physical core, at least 2.
-        gpus: how many, on one GPU each; exclusive with `ranks`.
+        gpus: how many, on one GPU each, or which ones ([0, 2]: rank i on the i-th); exclusive with `ranks`.
         output: "merged" (other ranks' lines have their rank in front), "rank0" or "none".
         timeout: seconds after which it is stopped; CellTimeout says where each rank was.
         env: variables set on the ranks for this call.
@@ -118,10 +119,12 @@ def launch(
             raise ValueError(f"output={output!r}: takes one of {', '.join(MODES)}")
         check_place("launch", function)
         try:
-            size, device, _ = choose_ranks(ranks=ranks, gpus=gpus, count_gpus=client.count_gpus)
+            choice = choose_ranks(ranks=ranks, gpus=gpus, devices=client.devices)
         except ValueError as error:
             raise type(error)(as_arguments(str(error))) from None
-        call = Call(function, args, kwargs, PoolOptions(size, device), output, dict(env or {}), timeout, limit)
+        call = Call(function, args, kwargs, PoolOptions.of(choice), output, dict(env or {}), timeout, limit)
+        if choice.surprise:
+            _surface().screen(output).notice(f"{call.options}: {as_arguments(choice.reason)}")
         values = call.run()
         for rank, why in call.stayed.items():
             raise CannotComeBack(f"what {name_of(function)} returned on rank {rank} cannot come back: {why}")
@@ -140,8 +143,6 @@ def shown_as_here() -> Iterator[None]:
 
 def check_place(launcher: str, function: Any) -> None:
     """Raises where no ranks can be started, before anything is."""
-    if sys.platform == "win32":
-        raise OSError("nbdist runs on Linux and macOS; on Windows use WSL 2")
     if (rank := inside_a_rank()) is not None:
         raise RuntimeError(
             f"{launcher} was called on rank {rank}: ranks start no ranks of their own. Call it from an ordinary cell "
@@ -190,6 +191,7 @@ class Call:
             keep_after_error=self.keep_after_error,
         )
         try:
+            check_free(options)
             settle(pool, screen)
             first = _conclude(run_cell(pool, request, screen), screen)
             values = [first, *(pool.peek(RESULT, range(1, pool.size)) if pool.size > 1 else ())]
@@ -229,10 +231,20 @@ def _surface() -> Surface:
     return Plain() if shell is None else import_module(IN_A_NOTEBOOK).NotebookSurface(shell)
 
 
+_OPTION = re.compile(r"(?<!\w)(-n|--cpus|--gpus)(?: (-?\d+(?:,\d+)+\b|\d+,(?=:)|-?\d+\b))?")
+
+
 def as_arguments(text: str, count: str = "ranks") -> str:
     """What is said about options of the magic, as said about arguments; `count` is what `-n` is called."""
     names = {"-n": count, "--cpus": count, "--gpus": "gpus"}
-    return re.sub(r"(?<!\w)(-n|--cpus|--gpus)(?: (\d+))?\b", lambda m: names[m[1]] + (f"={m[2]}" if m[2] else ""), text)
+
+    def argument(match: re.Match[str]) -> str:
+        value = match[2]
+        if value and "," in value:
+            value = f"[{value.strip(',').replace(',', ', ')}]"
+        return names[match[1]] + (f"={value}" if value else "")
+
+    return _OPTION.sub(argument, text)
 
 
 def name_of(function: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nbdist.config.detect import choose_ranks
+from nbdist.config.detect import Choice, choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.errors import NotTakenOver, StartFailed
 from nbdist.launchers.launch import Call, Values, as_arguments, check_place, name_of, shown_as_here
@@ -95,12 +95,13 @@ def notebook_launcher(
         _refuse_tpu()
         _say_unused({name: given[name] for name in _AGENT})
         try:
-            size, device, reason = choose_ranks(ranks=num_processes, count_gpus=client.count_gpus)
+            choice = choose_ranks(ranks=num_processes, devices=client.devices)
         except ValueError as error:
             raise type(error)(as_arguments(str(error), count="num_processes")) from None
-        print(f"Launching training on {_places(size, device)} ({as_arguments(reason, count='num_processes')}).")
+        reason = as_arguments(choice.reason, count="num_processes")
+        print(f"Launching training on {_places(choice)} ({reason}).")
         env = {"ACCELERATE_MIXED_PRECISION": str(mixed_precision).lower()}
-        return _with_restarts(Call(function, args, {}, PoolOptions(size, device), env=env), max_restarts)
+        return _with_restarts(Call(function, args, {}, PoolOptions.of(choice), env=env), max_restarts)
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> Values | None:
@@ -112,11 +113,11 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         check_place("debug_launcher", function)
         args = _checked_args(function, args)
         try:
-            size, device, _ = choose_ranks(cpus=num_processes, count_gpus=client.count_gpus)
+            choice = choose_ranks(cpus=num_processes, devices=client.devices)
         except ValueError as error:
             raise type(error)(as_arguments(str(error), count="num_processes")) from None
         env = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "yes"}
-        return _told(Call(function, args, {}, PoolOptions(size, device), env=env))
+        return _told(Call(function, args, {}, PoolOptions.of(choice), env=env))
 
 
 def _with_restarts(call: Call, restarts: int) -> Values | None:
@@ -175,6 +176,6 @@ def _notice(line: str) -> None:
     MergedScreen().notice(line)
 
 
-def _places(size: int, device: str) -> str:
-    what = "CPU" if device == "cpu" else "GPU"
-    return f"1 {what} rank" if size == 1 else f"{size} {what} ranks"
+def _places(choice: Choice) -> str:
+    what = "CPU" if choice.device == "cpu" else "GPU"
+    return f"1 {what} rank" if choice.ranks == 1 else f"{choice.ranks} {what} ranks"

@@ -9,15 +9,15 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
+from nbdist import system
+from nbdist.config.cores import threads_for
+from nbdist.config.detect import Choice
 from nbdist.launchers.client import Supervisor, SupervisorLost
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
 from nbdist.launchers.reader import Event, Reader
@@ -34,13 +34,23 @@ class PoolOptions:
     """What makes two cells share their ranks: same options, same ranks."""
 
     ranks: int
-    device: str = "cpu"  # or "cuda": one GPU a rank
+    device: str = "cpu"  # or "cuda": one GPU a rank, or "mps"
     runner: str = "nbdist.worker.calls"
+    devices: tuple[str, ...] = ()  # the id of each rank's GPU, as `variable` takes it; none: the first ones
+    variable: str = "CUDA_VISIBLE_DEVICES"
+
+    @classmethod
+    def of(cls, choice: Choice, runner: str = "nbdist.worker.calls") -> PoolOptions:
+        return cls(choice.ranks, choice.device, runner, choice.devices, choice.variable)
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         if self.device == "cpu":
             return f"{ranks} on the CPU"
+        if self.device == "mps":
+            return f"{ranks} on the Apple GPU"
+        if self.devices:
+            return f"{ranks} on GPU{'s' if self.ranks > 1 else ''} {', '.join(map(short_id, self.devices))}"
         return f"{ranks} on " + ("1 GPU" if self.ranks == 1 else f"{self.ranks} GPUs")
 
 
@@ -53,9 +63,9 @@ def surroundings() -> dict[str, Any]:
     return {"environment": dict(os.environ), "folder": folder, "path": list(sys.path), "argv": list(sys.argv)}
 
 
-def threads_for(ranks: int) -> int:
-    """Intra-op threads of each rank: the cores shared out evenly."""
-    return max(1, (psutil.cpu_count(logical=False) or os.cpu_count() or 1) // ranks)
+def short_id(device: str) -> str:
+    """GPU-8932f937-d72c-4106-... as GPU-8932f937; a number stays."""
+    return "-".join(device.split("-")[:2])
 
 
 class Pool:
@@ -75,6 +85,7 @@ class Pool:
         self.size = options.ranks
         self.home = Home(namespace, options.ranks, fetch=self._fetch)
         self.late: Callable[[Event], None] | None = None
+        self.why = ""  # these ranks, on these devices: the reason of the choice
         self.pids: list[int] = []
         self.alive: set[int] = set()
         self.cells = 0  # run by these processes
@@ -135,13 +146,13 @@ class Pool:
     def _fork(self, owner: Supervisor, port: int) -> None:
         self.mark = b"\0nbdist" + secrets.token_hex(8).encode() + b"\n"
         around = surroundings()
-        threads = threads_for(self.size)
+        threads, _ = threads_for(self.size, around["environment"])
         links, pipes, theirs, specs = [], [], [], []
         self.black_boxes: list[int] = []
         for rank in range(self.size):
             here, there = socket.socketpair()
             readers, writers = zip(*(os.pipe() for _ in range(3)), strict=True)
-            box = _memory_file()
+            box = system.memory_file("nbdist-place")
             links.append(Link(here))
             pipes.append(readers)
             self.black_boxes.append(box)
@@ -153,6 +164,9 @@ class Pool:
                     "pool": self.name,
                     "port": port,
                     "device": self.options.device,
+                    "devices": self.options.devices,
+                    "variable": self.options.variable,
+                    "why": f"rank {rank} of {self.options}",
                     "threads": threads,
                     "runner": self.options.runner,
                     "surroundings": around,
@@ -172,7 +186,7 @@ class Pool:
                 if fd not in self.black_boxes:
                     os.close(fd)
         self.links = links
-        self._pidfds = [os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1 for pid in self.pids]
+        self._handles = [system.Handle(pid) for pid in self.pids]
         self._told, self.cells, self.heals, self.unsettled = around, 0, 0, None
         self.alive = set(range(self.size))
         self.reader = Reader(links, pipes, self.mark)
@@ -228,9 +242,10 @@ class Pool:
             self.reader = None
             for link in self.links:
                 link.close()
-            for fd in [*self._pidfds, *self.black_boxes]:
-                if fd >= 0:
-                    os.close(fd)
+            for handle in self._handles:
+                handle.close()
+            for fd in self.black_boxes:
+                os.close(fd)
         self.pids, self.alive, self.unsettled = [], set(), None
         self.home.forget()
 
@@ -300,26 +315,16 @@ class Pool:
     # ---------------------------------------------------------------- signals
 
     def _lives(self, rank: int) -> bool:
-        if self._pidfds[rank] < 0:
-            return psutil.pid_exists(self.pids[rank])
-        import select
-
-        poll = select.poll()
-        poll.register(self._pidfds[rank], select.POLLIN)
-        return not poll.poll(0)
+        return not self._handles[rank].ended()
 
     def notice_ends(self) -> None:
         """A rank whose process has ended is not alive, also when the end of its socket has not been read yet."""
         self.alive = {rank for rank in self.alive if self._lives(rank)}
 
     def signal(self, ranks: Iterable[int], number: int) -> None:
-        """To these processes alone, by pidfd: a number that was given to another process in between is never hit."""
+        """To these processes alone: a number that was given to another process in between is never hit."""
         for rank in ranks:
-            with contextlib.suppress(OSError):
-                if self._pidfds[rank] >= 0:
-                    signal.pidfd_send_signal(self._pidfds[rank], number)
-                else:
-                    os.kill(self.pids[rank], number)
+            self._handles[rank].signal(number)
 
     def signal_groups(self, ranks: Iterable[int], number: int) -> None:
         """To the process groups of these ranks, as a terminal does: DataLoader workers and `os.system` need that."""
@@ -364,10 +369,3 @@ class Pool:
 
     def _fetch(self, handle: RankedValue, attributes: tuple[str, ...]) -> Any:
         return self.peek(handle_facts(handle).key, [0], attributes)[0]
-
-
-def _memory_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("nbdist-place", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

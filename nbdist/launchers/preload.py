@@ -8,17 +8,15 @@ The server dies with its supervisor (Linux: PR_SET_PDEATHSIG), without any Pytho
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
-import signal
-import sys
+
+from nbdist import system
 
 if os.environ.get("NBDIST_SUPERVISOR") == str(os.getppid()):
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.environ["NBDIST_SUPERVISOR"] != str(os.getppid()):  # it died just before
-            os._exit(1)
+    # Where this cannot be had, multiprocessing's own end of file from the supervisor ends us.
+    if system.end_with_parent() and os.environ["NBDIST_SUPERVISOR"] != str(os.getppid()):  # it died just before
+        os._exit(1)
     for _name in os.environ.get("NBDIST_PRELOAD", "").split(","):
         if _name:
             _warm = getattr(importlib.import_module(_name), "warm", None)

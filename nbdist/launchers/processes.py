@@ -1,4 +1,4 @@
-"""Processes below a process, by /proc: finding them, and ending all of them."""
+"""Processes below a process: finding them, and ending all of them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ import os
 import signal
 import time
 
-
-def parents() -> dict[int, tuple[int, str]]:
-    """Every process of this machine: pid -> (parent's pid, state letter)."""
-    table = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    state, parent = file.read().rsplit(")", 1)[1].split()[:2]
-            except OSError:  # it ended while we looked
-                continue
-            table[int(entry)] = (int(parent), state)
-    return table
+from nbdist import system
 
 
 def descendants(root: int) -> list[int]:
     """Living processes below `root`, zombies left out."""
-    table, found, todo = parents(), [], [root]
+    table, found, todo = system.parents(), [], [root]
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in table.items():
         children.setdefault(parent, []).append(pid)

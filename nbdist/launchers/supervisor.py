@@ -9,21 +9,22 @@ would not do: a child that the notebook forked holds a copy of it.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import importlib
 import multiprocessing
 import os
 import secrets
-import select
 import signal
 import socket
-import sys
 import threading
 import time
+from collections.abc import Iterable
 from multiprocessing import connection, forkserver
 from typing import Any
 
-from nbdist.launchers.processes import descendants, kill, kill_descendants, parents
+from nbdist import system
+from nbdist.config import gpus
+from nbdist.launchers.processes import descendants, kill, kill_descendants
 from nbdist.shipping.link import Link, LinkClosed
 from nbdist.shipping.wire import FILES_A_RANK
 
@@ -31,25 +32,28 @@ RANK_MAIN = "nbdist.worker.main"
 SWEEP_EVERY = 0.2  # seconds between looks for processes whose rank has died
 
 
+# Process groups of ranks that may have left something behind. Empty where orphans are adopted: they are found below us.
+groups: list[int] = []
+
+
 def end() -> None:
     kill_descendants(os.getpid())
+    end_groups(groups)
     os._exit(0)
+
+
+def end_groups(pids: Iterable[int]) -> None:
+    """SIGKILL what these ranks have started and what stayed in their process groups."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def watch(notebook: int) -> None:
     """Ends us when the notebook's process ends."""
-    if hasattr(os, "pidfd_open"):
-        try:
-            fd = os.pidfd_open(notebook)
-        except OSError:
-            end()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        if os.getppid() == notebook:
-            poll.poll()
-    else:  # macOS has no pidfd: within SWEEP_EVERY of the parent's end we belong to launchd
-        while os.getppid() == notebook:
-            time.sleep(SWEEP_EVERY)
+    handle = system.Handle(notebook)
+    if os.getppid() == notebook:  # else it has ended before we looked
+        system.wait_for_one([handle])
     end()
 
 
@@ -67,8 +71,8 @@ class Ranks:
 
 
 class Supervisor:
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, link: Link, adopts: bool) -> None:
+        self.link, self.adopts = link, adopts
         self.pools: dict[str, Ranks] = {}
         self.lock = threading.Lock()
 
@@ -96,6 +100,7 @@ class Supervisor:
         handles = [connection.Connection(fd) for fd in files]
         for index, spec in enumerate(specs):
             spec["files"] = handles[index * FILES_A_RANK : (index + 1) * FILES_A_RANK]
+            spec["supervisor"] = os.getpid()
             spec["store_key"] = f"{pool}-{secrets.token_hex(8)}" if index == 0 else specs[0]["store_key"]
         try:
             context = torch.multiprocessing.start_processes(
@@ -106,6 +111,8 @@ class Supervisor:
                 handle.close()
         with self.lock:
             self.pools[pool] = Ranks(context)
+        if not self.adopts:
+            groups.extend(context.pids())
         return context.pids()
 
     def sweep(self) -> None:
@@ -114,11 +121,10 @@ class Supervisor:
         keep = {server, multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
         while True:
             time.sleep(SWEEP_EVERY)
-            if sys.platform != "linux":
-                continue
-            table = parents()
+            table = system.parents()
             if table.get(server, (0, "Z"))[1] == "Z":  # its ranks ended with it; the notebook starts another of us
                 end()
+            self._end_groups_of_the_dead(table)
             for pid, (parent, _) in table.items():
                 if parent == os.getpid() and pid not in keep:
                     for below in [*descendants(pid), pid]:
@@ -127,6 +133,15 @@ class Supervisor:
                         os.waitpid(pid, os.WNOHANG)
                     except OSError:
                         pass
+
+    def _end_groups_of_the_dead(self, table: dict[int, tuple[int, str]]) -> None:
+        """Without adoption the orphans of a rank are init's; those that stayed in its process group are found by
+        that.
+        """
+        for pid in list(groups):
+            if table.get(pid, (0, "Z"))[1] == "Z":
+                groups.remove(pid)
+                end_groups([pid])
 
     def serve(self) -> None:
         while True:
@@ -148,10 +163,8 @@ class Supervisor:
             return {"pids": self.start(fields["pool"], fields["specs"], files)}
         if kind == "exit codes":
             return {"codes": self.pools[fields["pool"]].exit_codes()}
-        if kind == "gpus":
-            import torch
-
-            return {"gpus": torch.cuda.device_count()}  # by NVML: no CUDA context is made here
+        if kind == "devices":
+            return {"devices": gpus.look(fields["environment"])}
         if kind == "end pool":
             ranks = self.pools.pop(fields["pool"], None)
             if ranks is not None:
@@ -165,8 +178,10 @@ class Supervisor:
 
 def main(fd: int, notebook: int, preload: list[str]) -> None:
     """The supervisor's life. Sends one `up` message when a start would be quick."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+    adopts = system.adopt_orphans()
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        "1"  # a module that asks for CUDA in the fork server must not start it
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button is for the notebook alone
     threading.Thread(target=watch, args=(notebook,), daemon=True).start()
     link = Link.from_fd(fd)
@@ -175,7 +190,7 @@ def main(fd: int, notebook: int, preload: list[str]) -> None:
     multiprocessing.set_forkserver_preload(["nbdist.launchers.preload"])
     forkserver.ensure_running()
     del os.environ["NBDIST_SUPERVISOR"], os.environ["NBDIST_PRELOAD"]
-    supervisor = Supervisor(link)
+    supervisor = Supervisor(link, adopts)
     try:
         port = supervisor.open_store()
         link.send("up", pid=os.getpid(), server=forkserver._forkserver._forkserver_pid, port=port)  # type: ignore[attr-defined]

@@ -11,10 +11,10 @@ import ctypes
 import mmap
 import os
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist import cgroups, system
 from nbdist.shipping.errors import NotEnoughMemory
 
 INLINE = 64 << 10  # below this a copy in the message is cheaper than a mapping
@@ -147,7 +147,7 @@ def _write_files(sizes: list[int], writes: list[tuple[int, int, int, int]]) -> l
     files: list[int] = []
     try:
         for size in sizes:
-            files.append(_anonymous_file())
+            files.append(system.memory_file("nbdist"))
             os.ftruncate(files[-1], size)
         for file, position, address, length in writes:
             view, done = raw(address, length), 0
@@ -164,20 +164,12 @@ def _write_files(sizes: list[int], writes: list[tuple[int, int, int, int]]) -> l
     return files
 
 
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("nbdist", os.MFD_CLOEXEC)
-    file, path = tempfile.mkstemp(prefix="nbdist-")
-    os.unlink(path)
-    return file
-
-
 def available_memory() -> int:
     """Bytes that can be had without swapping: what the kernel says is available, and the cgroup's limit where there
     is one.
     """
     free = _system_memory()
-    for limit, used, cache in _cgroups():
+    for limit, used, cache in cgroups.memory():
         free = min(free, max(0, limit - max(0, used - cache)))
     return free
 
@@ -195,38 +187,6 @@ def _system_memory() -> int:
     except ImportError:
         return sys.maxsize
     return int(psutil.virtual_memory().available)
-
-
-def _cgroups() -> list[tuple[int, int, int]]:
-    """(limit, used, file cache that can be dropped) of the control groups that this process is in, versions 2 and 1."""
-    found: list[tuple[int, int, int]] = []
-    try:
-        with open("/proc/self/cgroup", encoding="ascii") as lines:
-            groups = [line.strip().split(":", 2) for line in lines]
-    except OSError:
-        return found
-    for number, controllers, path in groups:
-        if number == "0":
-            root, limit, used, key = "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, limit, used = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            key = "total_inactive_file"
-        else:
-            continue
-        for place in (root + path, root):  # in a container the group's own folder is mounted as the root
-            try:
-                with open(os.path.join(place, limit), encoding="ascii") as file:
-                    text = file.read().strip()
-                with open(os.path.join(place, used), encoding="ascii") as file:
-                    current = int(file.read())
-                with open(os.path.join(place, "memory.stat"), encoding="ascii") as file:
-                    cache = next((int(line.split()[1]) for line in file if line.split()[0] == key), 0)
-            except (OSError, ValueError):
-                continue
-            if text != "max":
-                found.append((int(text), current, cache))
-            break
-    return found
 
 
 class _Region:

@@ -13,6 +13,8 @@ import sys
 import warnings
 from typing import Any
 
+from nbdist import system
+
 DEFAULT_TORCH_SEED = 67280421310721  # c10's default_rng_seed_val: what a fresh process starts with
 
 
@@ -40,12 +42,14 @@ def rank_variables(spec: dict[str, Any]) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": spec["pool"],
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        "GLOO_SOCKET_IFNAME": system.loopback(),
         "TORCH_FR_BUFFER_SIZE": "128",  # torch's flight recorder, gloo included: who waits in what
         "OMP_NUM_THREADS": str(spec["threads"]),
     }
     if spec["device"] == "cpu":
         variables["ACCELERATE_USE_CPU"] = "true"
+    if spec.get("devices"):
+        variables[spec["variable"]] = ",".join(spec["devices"])
     return variables
 
 

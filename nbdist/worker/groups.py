@@ -62,7 +62,7 @@ class Groups:
     def open(self) -> None:
         """Join the default group: every rank of the pool must come."""
         self._connect()
-        backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
+        backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("group", self.store),
@@ -139,7 +139,7 @@ class Groups:
                     shut += sockets.shut_down(fd, connection)
         for fd, connection in list(self._noted.items()):
             shut += sockets.shut_down(fd, connection)
-        if self.device != "cpu":
+        if self.device == "cuda":
             shut += self._abort_nccl()
         return shut
 
@@ -203,7 +203,7 @@ class Groups:
         options._devices = [c10d.ProcessGroupGloo.create_default_device()]
         options.group_name, options.global_ranks_in_group = name, old.options.global_ranks_in_group
         made: list[tuple[torch.device, Any]] = [(cpu, c10d.ProcessGroupGloo(store, group_rank, group.size(), options))]
-        if self.device != "cpu":  # not run so far: no GPU where this was written
+        if self.device == "cuda":  # not run so far: no GPU where this was written
             cuda = torch.device("cuda")
             previous = group._get_backend(cuda)
             nccl = c10d.ProcessGroupNCCL.Options()
@@ -257,7 +257,7 @@ class Groups:
         self.open_again()
 
     def open_again(self) -> None:
-        backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
+        backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
         self._init_process_group(
             backend, store=self.store, rank=self.rank, world_size=self.world_size, timeout=COLLECTIVE_TIMEOUT
         )

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import ctypes
 import importlib
 import multiprocessing
 import os
 import queue
-import select
 import signal
 import sys
 import threading
@@ -22,7 +20,7 @@ import traceback
 import types
 from typing import Any
 
-from nbdist import state
+from nbdist import state, system
 from nbdist.config.detect import note_rank
 from nbdist.shipping import Away
 from nbdist.shipping.link import Link, LinkClosed, Message
@@ -67,22 +65,20 @@ def main(index: int, specs: list[dict[str, Any]]) -> None:
 
 
 def _die_with_the_supervisor(spec: dict[str, Any]) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; torch had set SIGINT, which a rank survives
-        if os.getppid() == 1:
-            os._exit(0)
+    watched = [spec["notebook"]]
+    if not system.end_with_parent():  # by SIGKILL: torch had set SIGINT, which a rank survives
+        # Both: each rank has a copy of the descriptor by whose end the fork server would know that the supervisor has
+        # ended.
+        watched += [os.getppid(), spec["supervisor"]]
+    if os.getppid() == 1:
+        os._exit(0)
 
-    def watch(notebook: int) -> None:
-        if hasattr(os, "pidfd_open"):
-            try:
-                poll = select.poll()
-                poll.register(os.pidfd_open(notebook), select.POLLIN)
-                poll.poll()
-            except OSError:
-                pass
-            os.killpg(0, signal.SIGKILL)
+    def watch(handles: list[system.Handle]) -> None:
+        system.wait_for_one(handles)
+        os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=watch, args=(spec["notebook"],), daemon=True, name="nbdist-watch").start()
+    handles = [system.Handle(pid) for pid in watched]
+    threading.Thread(target=watch, args=(handles,), daemon=True, name="nbdist-watch").start()
 
 
 class Rank:
@@ -130,9 +126,10 @@ class Rank:
                 built = " and was built without CUDA" if torch.version.cuda is None else ""
                 raise RuntimeError(f"torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here{built}")
             torch.cuda.set_device(spec["rank"])
-            state.use_device(torch.device("cuda", spec["rank"]), "one GPU a rank (--gpus)")
-        else:
-            state.use_device(torch.device("cpu"), "this pool runs on the CPU (--cpus)")
+        # The variable that chooses devices has only this pool's: rank i has the i-th of them, as under torchrun.
+        state.use_device(
+            torch.device(spec["device"], *([spec["rank"]] if spec["device"] == "cuda" else ())), spec["why"]
+        )
 
     # ---------------------------------------------------------------- control thread
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from typing import NamedTuple
+
+from nbdist import system
 
 ESTABLISHED = "01"
 
@@ -21,10 +22,10 @@ class Connection(NamedTuple):
 
 
 def connections() -> dict[int, Connection]:
-    """File descriptor -> connection, for the TCP sockets of this process (Linux: /proc; elsewhere by asking each
+    """File descriptor -> connection, for the TCP sockets of this process (by /proc, else by asking each
     descriptor).
     """
-    if sys.platform != "linux":
+    if not system.have("proc"):
         return _connections_by_asking()
     inodes: dict[str, int] = {}
     for fd in os.listdir("/proc/self/fd"):
