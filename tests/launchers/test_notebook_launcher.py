@@ -46,7 +46,9 @@ def nothing() -> None:
 def test_values_when_there_are_any_else_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert notebook_launcher(told, (3,), num_processes=2) == [(0, "no"), (3, "no")]
     assert notebook_launcher(nothing, num_processes=2) is None
-    assert capsys.readouterr().out == 2 * "Launching training on 2 CPU ranks (num_processes=2, and there is no GPU).\n"
+    assert (
+        capsys.readouterr().out == 2 * "Launching training on 2 CPU ranks (num_processes=2; this machine has no GPU).\n"
+    )
     assert debug_launcher(told) == [(0, "no"), (1, "no")] and debug_launcher(nothing) is None
     assert capsys.readouterr().out == ""
 
@@ -56,7 +58,10 @@ def test_the_number_is_chosen_and_the_reason_said(capsys: pytest.CaptureFixture[
     values = notebook_launcher(told, mixed_precision="BF16")
     assert values is not None and list(values) == [(rank, "bf16") for rank in range(len(values))]
     out = capsys.readouterr().out
-    assert out.startswith(f"Launching training on {len(values)} CPU ranks (no GPU; ") and "physical cores" in out
+    assert (
+        out.startswith(f"Launching training on {len(values)} CPU ranks (this machine has no GPU; ")
+        and "physical core" in out
+    )
 
 
 @pytest.mark.ranks
