@@ -16,6 +16,8 @@ def load(shell: Any) -> None:
     magics = Distributed(session)
     shell.register_magic_function(magics.cell, "cell", "distributed")
     shell.register_magic_function(magics.line, "line", "distributed")
+    session.every.install()
+    session.debugger.install()
     shell.events.register("post_run_cell", session.prune)
     if "ranks" not in shell.user_ns:
         shell.push({"ranks": session.ranks}, interactive=False)
@@ -28,6 +30,8 @@ def unload(shell: Any) -> None:
     if session is None:
         return
     session.end()
+    session.every.remove()
+    session.debugger.remove()
     shell.events.unregister("post_run_cell", session.prune)
     if shell.user_ns.get("ranks") is session.ranks:
         del shell.user_ns["ranks"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class CellSource:
     """A cell as the ranks will run it.
 
     Attributes:
-        source: plain Python, its line numbers those of the cell in the notebook (the magic is line 1).
+        source: plain Python, its line numbers those of the cell as it was typed.
         file: the name under which IPython knows the cell.
         flags: compiler flags (`from __future__` in an earlier cell).
     """
@@ -35,15 +36,23 @@ class CellSource:
     deletes: frozenset[str]
 
 
-def capture(shell: Any, line: str, cell: str) -> CellSource:
+def capture(
+    shell: Any, line: str, cell: str, typed: str | None = None, transform: Callable[[str], str] | None = None
+) -> CellSource:
     """Read a cell.
+
+    Args:
+        typed: what the user typed; the magic's body is its end, or it is not used.
+        transform: IPython's syntax as plain Python; by default the shell's own.
 
     Raises:
         SyntaxError: as Jupyter would show it, with the cell's own line.
     """
-    raw = f"%%distributed {line}\n{cell}"
-    file = shell.compile.cache(raw, shell.execution_count, raw_code=raw)
-    source = "\n" * (1 + _blank_lines(cell)) + shell.transform_cell(cell)
+    raw, above = f"%%distributed {line}\n{cell}", 1
+    if typed is not None and (lines := _lines_above(typed, cell)) is not None:
+        raw, above = typed, lines
+    file = shell.compile.cache(raw, count(shell), raw_code=raw)
+    source = "\n" * (above + _blank_lines(cell)) + (transform or shell.transform_cell)(cell)
     flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     names: Names = analyse(source, file, flags)
     reads, maybe, stores = set(names.reads), set(names.maybe), set(names.stores)
@@ -54,6 +63,23 @@ def capture(shell: Any, line: str, cell: str) -> CellSource:
     return CellSource(
         source, file, flags, frozenset(reads), frozenset(maybe), frozenset(stores), names.deletes - frozenset(reads)
     )
+
+
+def count(shell: Any) -> int:
+    """The number of the cell that runs now, as in `In [n]`: when IPython raises its own differs between versions."""
+    return shell.displayhook.prompt_count
+
+
+def _lines_above(typed: str, cell: str) -> int | None:
+    """How many lines of what was typed stand above the magic's body: more than one when the magic is not the first
+    line, none when `%distributed on` put it there. None: this is not the end of what was typed.
+    """
+    whole, body = typed.rstrip().split("\n"), cell.rstrip().split("\n")
+    above = len(whole) - len(body)
+    if above < 0 or not cell.strip():
+        return None
+    same = all(one.strip() == other.strip() for one, other in zip(whole[above:], body, strict=True))
+    return above if same else None
 
 
 def _blank_lines(cell: str) -> int:

@@ -1,4 +1,4 @@
-"""`%distributed status | stop | restart | pull NAME | resync`."""
+"""`%distributed on | off | status | stop | restart | pull NAME | resync`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbdist.launchers.cell import Request, run_cell
 from nbdist.launchers.errors import NotOnTheRanks
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import held_by, settle, state_on_ranks
-from nbdist.magics.options import OptionError
+from nbdist.magics.options import OptionError, parse
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.session import Session
 from nbdist.shipping import RankedValue
@@ -39,7 +39,24 @@ def _started(session: Session) -> list[Pool]:
     return [pool for pool in session.pools.values() if pool.started]
 
 
+def _on(session: Session, rest: str) -> None:
+    options = parse(rest)
+    if options.fresh:
+        raise OptionError("%distributed on --fresh: every cell would start new ranks; `%distributed restart` does once")
+    session.every.options = rest
+    print(
+        f"on: every following cell runs as under `%%distributed{' ' if rest else ''}{rest}`; `%distributed off` ends it"
+    )
+
+
+def _off(session: Session, rest: str) -> None:
+    was, session.every.options = session.every.options, None
+    print("off: cells run in the notebook" + ("" if was is not None else ", as before"))
+
+
 def _status(session: Session, rest: str) -> None:
+    if session.every.options is not None:
+        print(f"on: every cell runs as under `%%distributed {session.every.options}".rstrip() + "`")
     pools = _started(session)
     if not pools:
         print("no ranks: a %%distributed cell starts them")
@@ -135,4 +152,12 @@ def _resync(session: Session, rest: str) -> None:
         print(f"left alone, since they differ in structure between ranks: {', '.join(told['differ'])}")
 
 
-_COMMANDS = {"status": _status, "stop": _stop, "restart": _restart, "pull": _pull, "resync": _resync}
+_COMMANDS = {
+    "on": _on,
+    "off": _off,
+    "status": _status,
+    "stop": _stop,
+    "restart": _restart,
+    "pull": _pull,
+    "resync": _resync,
+}

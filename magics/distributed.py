@@ -15,7 +15,7 @@ from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import settle
 from nbdist.magics import commands
-from nbdist.magics.capture import CellSource, capture
+from nbdist.magics.capture import CellSource, capture, count
 from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
 from nbdist.magics.options import OptionError, Options, parse
 from nbdist.magics.output import LateOutput, NotebookScreen
@@ -34,8 +34,13 @@ class Distributed:
         self.session, self.shell = session, session.shell
 
     def line(self, line: str) -> None:
-        """`%distributed status | stop | restart | pull NAME | resync`
+        """`%distributed on [options] | off | status | stop | restart | pull NAME | resync`
 
+        on       every following cell runs on ranks, with these options, as if `%%distributed` were its first line.
+                 Here in the notebook stay: cells of line magics and `!` alone (`%time f()` and the like run code, and
+                 go to the ranks), cells of another cell magic (`%%bash`, `%%html`; `%%timeit` goes to the ranks,
+                 `%%time` and `%%capture` stay around the cell), and cells that begin with `%distributed` or `%load_ext`
+        off      cells run in the notebook again
         status   the pools: ranks, processes, memory
         stop     end all ranks; the next cell starts new ones
         restart  end them and start new ones now
@@ -68,7 +73,9 @@ class Distributed:
         """
         try:
             options = parse(line)
-            source = capture(self.shell, line, cell)
+            every = self.session.every
+            every.show_as_typed()
+            source = capture(self.shell, line, cell, every.typed, every.plain)
         except OptionError as error:
             raise_plain(error)
         except SyntaxError as error:
@@ -91,7 +98,7 @@ class Distributed:
             raise_plain(error)
         except KeyboardInterrupt:
             raise_plain(KeyboardInterrupt("stopped before the cell started"))
-        return self._finish(result, screen, options, source)
+        return self._finish(result, screen, options, source, pool)
 
     def _prepare(self, pool: Pool, options: Options, source: CellSource) -> tuple[Request, NotebookScreen]:
         session, namespace = self.session, self.shell.user_ns
@@ -110,7 +117,7 @@ class Distributed:
                 "source": source.source,
                 "file": source.file,
                 "flags": source.flags,
-                "count": self.shell.execution_count,
+                "count": count(self.shell),
                 "inject": sorted(INJECTED - defined),
                 "sources": sources,
             },
@@ -129,7 +136,7 @@ class Distributed:
     def _shells(self, name: str) -> Any:
         return self.shell.user_ns_hidden.get(name)
 
-    def _finish(self, result: Result, screen: NotebookScreen, options: Options, source: CellSource) -> Any:
+    def _finish(self, result: Result, screen: NotebookScreen, options: Options, source: CellSource, pool: Pool) -> Any:
         for note in result.notes:
             screen.notice(note)
         missing = sorted((options.only or frozenset()) - self.shell.user_ns.keys())
@@ -137,8 +144,10 @@ class Distributed:
             screen.notice(f"--return {','.join(missing)}: neither the cell nor the notebook has such a name")
         if result.interrupted:
             error = KeyboardInterrupt(how_it_stopped(result))
+            self.session.debugger.remember(error, result.failure, pool)
             raise_plain(error)
         if result.error is not None:
+            self.session.debugger.remember(result.error, result.failure, pool)
             sys.stdout.flush()
             self._explain(result, source)
             if (

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from typing import Any
 
+from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -51,10 +52,20 @@ class RankDisplayPublisher(DisplayPublisher):
         self.output.display({"msg_type": "clear_output", "wait": wait})
 
 
+class RankDisplayHook(DisplayHook):
+    """A value that a cell inside the cell leaves (`get_ipython().run_cell`): shown, and no `Out` is kept of it."""
+
+    def __call__(self, result: Any = None) -> None:
+        if result is not None and not self.quiet():
+            data, metadata = self.compute_format_data(result)
+            self.shell.display_pub.publish(data, metadata)
+
+
 class RankShell(InteractiveShell):
     """The shell that `get_ipython()` gives in a rank."""
 
     display_pub_class = RankDisplayPublisher
+    displayhook_class = RankDisplayHook
 
     def init_sys_modules(self) -> None:
         pass  # __main__ is the rank's namespace already

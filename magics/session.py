@@ -13,6 +13,8 @@ from nbdist.launchers.cell import Screen
 from nbdist.launchers.devices import check_free, in_the_way
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
+from nbdist.magics.debug import Debugger
+from nbdist.magics.every import EveryCell
 from nbdist.magics.options import Options
 from nbdist.magics.ranks import Ranks
 
@@ -28,6 +30,8 @@ class Session:
         self.shell = shell
         self.pools: dict[PoolOptions, Pool] = {}
         self.last: Pool | None = None
+        self.every = EveryCell(shell)
+        self.debugger = Debugger(shell)
         self.ranks = Ranks(lambda: self.last)
         self._sent_sources: dict[str, set[str]] = {}
         self._pid = os.getpid()

@@ -190,7 +190,7 @@ class Pool:
         self._told, self.cells, self.heals, self.unsettled = around, 0, 0, None
         self.alive = set(range(self.size))
         self.reader = Reader(links, pipes, self.mark)
-        self.reader.late = self._late
+        self.reader.late = self.deliver_late
 
     def _wait_for_ready(self) -> None:
         assert self.reader is not None
@@ -293,7 +293,7 @@ class Pool:
                 if event.what == "control" and event.value.fields.get("query") == query:
                     answers[event.rank] = event.value
                 elif event.what in ("text", "display"):
-                    self._late(event)
+                    self.deliver_late(event)
         finally:
             self.reader.listening = False
         return answers
@@ -306,7 +306,7 @@ class Pool:
         self._told = now
         return now
 
-    def _late(self, event: Event) -> None:
+    def deliver_late(self, event: Event) -> None:
         if self.reader is not None:
             self.reader.taken(event)
         if self.late is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 _DEEPEST_CHAIN = 10
 # What stands between a call and a function that has no Python lines of its own.
-_OURS = frozenset(os.path.join(os.path.dirname(__file__), name) for name in ("main.py", "calls.py"))
+_OURS = frozenset(os.path.join(os.path.dirname(__file__), name) for name in ("main.py", "calls.py", "keyboard.py"))
 
 
 def _text(error: BaseException) -> str:
@@ -49,7 +49,7 @@ def _one(error: BaseException, is_cell_file: Callable[[str], bool]) -> dict[str,
         "text": _text(error),
         "args": [repr(argument)[:200] for argument in error.args] if isinstance(error.args, tuple) else [],
         "pickled": _travels(error),
-        "frames": frames[start:] if start is not None else [frame for frame in frames if frame[0] not in _OURS],
+        "frames": [frame for frame in frames[start or 0 :] if frame[0] not in _OURS],
         "notes": [str(note) for note in getattr(error, "__notes__", ())],
     }
 

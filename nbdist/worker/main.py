@@ -24,12 +24,13 @@ from nbdist import state, system
 from nbdist.config.detect import note_rank
 from nbdist.shipping import Away
 from nbdist.shipping.link import Link, LinkClosed, Message
-from nbdist.worker import environment, failure
+from nbdist.worker import environment, failure, keyboard
 from nbdist.worker.blackbox import BlackBox
 from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.output import Output
+from nbdist.worker.postmortem import Postmortem
 from nbdist.worker.resync import resync
 from nbdist.worker.where import where
 
@@ -97,6 +98,7 @@ class Rank:
         self.interrupts = Interrupts()
         self.interrupts.install()
         self.black_box = BlackBox(place, self.interrupts.is_cell_file, self.interrupts.main_thread)
+        self.postmortem = Postmortem(self.interrupts.is_cell_file)
         self.surroundings = environment.Surroundings(spec)
         self.surroundings.restore({})
         environment.set_threads(spec["threads"])
@@ -169,7 +171,13 @@ class Rank:
     # ---------------------------------------------------------------- main thread
 
     def serve(self) -> None:
-        handlers = {"cell": self._cell, "heal": self._heal, "peek": self._peek, "resync": self._resync}
+        handlers = {
+            "cell": self._cell,
+            "heal": self._heal,
+            "peek": self._peek,
+            "resync": self._resync,
+            "debug": self._debug,
+        }
         while True:
             try:
                 message = self.inbox.get()
@@ -187,6 +195,7 @@ class Rank:
     def _cell(self, message: Message) -> None:
         cell = message.fields
         self.agreed = self.repaired = False
+        self.postmortem.drop()
         self.interrupts.begin()
         state.step_boundary.reset()
         self.surroundings.told(cell["surroundings"])
@@ -252,6 +261,7 @@ class Rank:
         trouble = self.surroundings.restore(cell["environment"])
         self.default_group.reopen()
         self.output.install()
+        keyboard.take_away()
         if trouble:
             print(f"nbdist: {trouble}", file=sys.stderr)
         self.runner.prepare(cell)
@@ -272,7 +282,7 @@ class Rank:
         except BaseException as error:
             self.interrupts.end()
             told = failure.describe(error, self.number, self.interrupts.asked, self.interrupts.is_cell_file)
-            error.__traceback__ = None  # its frames hold the cell's values
+            self.postmortem.keep(error)
             if not self.agreed:
                 self._repair()
         self.black_box.end()
@@ -355,3 +365,16 @@ class Rank:
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         self.link.send("resynced", query=message["query"], answer=answer)
+
+    def _debug(self, message: Message) -> None:
+        """A command of the notebook's %debug; expressions are the user's code, so they can be stopped."""
+        self.interrupts.begin()
+        answer: dict[str, Any] = {"text": "*** KeyboardInterrupt\n", "over": False}
+        try:
+            self.interrupts.start()
+            answer = self.postmortem.answer(message["command"])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.interrupts.end()
+        self.link.send("debugged", query=message["query"], answer=answer)

@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from nbdist.shipping.wire import DISPLAY, DISPLAY_PART, ERR, MARK, OUT, PIECE, RECORD
+from nbdist.worker.keyboard import NoKeyboard
 
 
 def record(fd: int, kind: bytes, body: bytes) -> None:
@@ -80,20 +81,6 @@ class _Bytes(io.RawIOBase):
         return len(body)
 
 
-class _NoKeyboard(io.TextIOWrapper):
-    """Stands for sys.stdin: `input()` says what to do."""
-
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        raise EOFError("a rank has no keyboard: ask with input() in an ordinary cell, and use the answer here")
-
-
-def _no_keyboard(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError(
-        "breakpoint(): a rank has no keyboard. Look at values with print() or ranks['name'], "
-        "or run the code in an ordinary cell"
-    )
-
-
 class Output:
     """The three pipes of this rank."""
 
@@ -106,7 +93,7 @@ class Output:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        sys.stdin = _NoKeyboard(open(0, "rb", closefd=False))  # noqa: SIM115
+        sys.stdin = NoKeyboard(open(0, "rb", closefd=False))  # noqa: SIM115
         native_out = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
         native_err = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
         vars(sys).update(__stdin__=sys.stdin, __stdout__=native_out, __stderr__=native_err)
@@ -118,7 +105,6 @@ class Output:
     def install(self) -> None:
         """At the start of each cell: a cell may have put something else in their place."""
         sys.stdout, sys.stderr = self.stdout, self.stderr
-        sys.breakpointhook = _no_keyboard
 
     def display(self, message: dict[str, Any]) -> None:
         """Send a display (data, metadata, transient ...) in as many pieces as it takes."""

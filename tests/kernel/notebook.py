@@ -171,6 +171,52 @@ class Notebook:
         elif kind == "error":
             cell.error = (content["ename"], content["evalue"], content["traceback"])
 
+    def converse(self, code: str, answers: Sequence[str | tuple[str, float]], timeout: float = 60) -> tuple[str, int]:
+        """Run a cell that asks (`input()`, a debugger).
+
+        Args:
+            answers: one for each question; with seconds, the stop button is pressed so long after it.
+
+        Returns all that was shown, and how many answers were not asked for.
+        """
+        message_id, left, shown = self.client.execute(code, allow_stdin=True), list(answers), ""
+        end, running = time.monotonic() + timeout, True
+
+        def take(seconds: float) -> bool:
+            nonlocal shown, running
+            try:
+                message = self.client.get_iopub_msg(timeout=seconds)
+            except queue.Empty:
+                return False
+            if message["parent_header"].get("msg_id") == message_id:
+                kind, content = message["msg_type"], message["content"]
+                if kind == "stream":
+                    shown += _COLOURS.sub("", content["text"])
+                elif kind == "error":
+                    shown += _COLOURS.sub("", "\n".join(content["traceback"])) + "\n"
+                elif kind == "status":
+                    running = content["execution_state"] != "idle"
+            return True
+
+        while running:
+            assert time.monotonic() < end, f"still running after {timeout} s; so far: {shown}"
+            take(0.01)
+            try:
+                asked = self.client.get_stdin_msg(timeout=0.01)
+            except queue.Empty:
+                continue
+            while take(0.05):  # what was shown before the question, on a channel of its own
+                pass
+            answer = left.pop(0)
+            shown += asked["content"]["prompt"]
+            self.client.input(answer if isinstance(answer, str) else answer[0])
+            if not isinstance(answer, str):
+                time.sleep(answer[1])
+                self.manager.interrupt_kernel()
+        while self.client.get_shell_msg(timeout=10)["parent_header"].get("msg_id") != message_id:
+            pass
+        return shown, len(left)
+
     def late_output(self, message_id: str, seconds: float) -> Cell:
         """What arrives under an earlier cell within so many seconds."""
         end = time.perf_counter() + seconds
