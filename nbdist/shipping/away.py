@@ -433,7 +433,7 @@ class Away:
 
 def _referred(snapshot: Snapshot) -> list[Any]:
     if snapshot[0] == "S" and snapshot[1]:
-        return list(snapshot[1][1].objects)
+        return [*snapshot[1][1].objects, *snapshot[2]]
     return list(snapshot[2])
 
 

@@ -29,6 +29,7 @@ import cloudpickle
 from nbdist.shipping.exporters import exporter_of, registry_version
 from nbdist.shipping.handle import RankedValue
 from nbdist.shipping.kinds import (
+    BuiltinMethodKind,
     CellKind,
     FrozenSetKind,
     FunctionKind,
@@ -58,8 +59,8 @@ from nbdist.shipping.reducers import REDUCERS
 # Values: no identity that a notebook could see through nbdist, nothing inside to walk to.
 _ATOMS: set[type] = {
     int, float, str, bytes, bool, type(None), complex, type(...), type(NotImplemented), range, slice,
-    types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
-    types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, types.MethodWrapperType,
+    types.ModuleType, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
     weakref.ref, weakref.ProxyType, property, staticmethod, classmethod,
     datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone,
     decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern, logging.Logger, logging.RootLogger,
@@ -70,6 +71,7 @@ ATOMS = frozenset(_ATOMS)
 
 _LIST, _DICT, _SET, _DEQUE, _BYTES = ListKind(), DictKind(), SetKind(), DequeKind(), BytearrayKind()
 _TUPLE, _FROZEN, _METHOD, _INSTANCE = TupleKind(), FrozenSetKind(), MethodKind(), InstanceKind()
+_BUILTIN_METHOD = BuiltinMethodKind()
 _FUNCTION, _CELL, _CLASS = FunctionKind(), CellKind(), ClassKind()
 _TENSOR, _ARRAY, _RANDOM, _OPAQUE, _STATE = TensorKind(), ArrayKind(), GeneratorKind(), OpaqueKind(), GetStateKind()
 _FRAME = FrameKind()
@@ -98,6 +100,7 @@ class Classifier:
         self._by_type: dict[type, Kind | None] = dict.fromkeys(ATOMS)
         self._by_type.update({list: _LIST, dict: _DICT, set: _SET, tuple: _TUPLE, types.CellType: _CELL})
         self._by_type[types.FunctionType] = self._by_type[type] = _LOOK
+        self._by_type[types.BuiltinFunctionType] = self._by_type[types.MethodWrapperType] = _LOOK
         self._seen = registry_version()
 
     def of_type(self, cls: type) -> Kind | None:
@@ -117,6 +120,8 @@ class Classifier:
         kind = self.of_type(type(value))
         if kind is not _LOOK:
             return kind
+        if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+            return None if isinstance(value.__self__, types.ModuleType | type | None) else _BUILTIN_METHOD
         if by_reference(value):
             return None
         return _CLASS if isinstance(value, type) else _FUNCTION

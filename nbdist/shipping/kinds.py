@@ -114,6 +114,13 @@ class MethodKind(Through):
         return value.__self__, value.__func__
 
 
+class BuiltinMethodKind(Through):
+    """`items.append`: what it belongs to may be changed by calling it."""
+
+    def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
+        return (value.__self__,)
+
+
 class InstanceKind(Through):
     """Values like Enum members: only their class matters."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from operator import is_
@@ -16,8 +17,49 @@ class _Attributed(Kind):
     def extra(self, value: Any) -> dict[str, Any]:
         return attributes_of(value) if type(value) not in _BARE else {}
 
+    def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
+        return references if type(value) in _BARE else (*references, type(value))
 
-_BARE = {list, dict, set, deque, bytearray, OrderedDict}
+
+_BARE = {list, dict, set, deque, bytearray}
+
+# Methods that pickle calls to fill a container; what a class of the user's has in their place must not run again.
+_FILLING: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (OrderedDict, ("__setitem__",)),
+    (dict, ("__setitem__",)),
+    (list, ("append", "extend")),
+    (set, ("__init__", "__new__")),
+)
+
+
+def unfilled(value: Any) -> Any:
+    """How an instance of a user's container class is made without calling what that class has overridden; None where
+    pickle's own way does not call it.
+    """
+    cls = type(value)
+    for base, names in _FILLING:
+        if not issubclass(cls, base):
+            continue
+        own = any(getattr(cls, name) is not getattr(base, name) for name in names)
+        plain = cls.__reduce_ex__ is base.__reduce_ex__ and cls.__reduce__ is base.__reduce__
+        if not own or not plain or hasattr(cls, "__getnewargs__") or hasattr(cls, "__getnewargs_ex__"):
+            return None
+        items = list(base.items(value)) if issubclass(base, dict) else list(base.__iter__(value))
+        state = (base, items, attributes_of(value))
+        return copyreg.__newobj__, (cls,), state, None, None, fill  # type: ignore[attr-defined]
+    return None
+
+
+def fill(value: Any, state: tuple[Any, list[Any], dict[str, Any]]) -> None:
+    base, items, attributes = state
+    if issubclass(base, dict):
+        for key, content in items:
+            base.__setitem__(value, key, content)
+    elif base is list:
+        list.extend(value, items)
+    else:
+        set.update(value, items)
+    put_attributes(value, (list(attributes.items()), [], None))
 
 
 class ListKind(_Attributed):
@@ -77,11 +119,13 @@ class SetKind(_Attributed):
         # Membership by identity: comparing two sets of user objects would call their __eq__.
         if light:
             return (), ()
-        held = tuple(value)
-        return (frozenset(map(id, held)), _Held(held)), ()
+        held, extra = tuple(set.__iter__(value)), self.extra(value)
+        return (frozenset(map(id, held)), _Held(held), tuple(extra)), tuple(extra.values())
 
     def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
-        return value
+        if type(value) is set:
+            return value
+        return (*set.__iter__(value), *self.extra(value).values(), type(value))
 
     def shape(self, value: Any) -> Any:
         return len(value)

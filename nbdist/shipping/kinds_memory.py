@@ -138,6 +138,8 @@ class TensorKind(Kind):
         import torch
 
         content, requires_grad, grad, own = change
+        if grad is not None and value.is_leaf and grad.shape == value.shape:
+            value.grad = grad  # before the memory: `t.data = other` leaves a gradient of another shape in its place
         if content is not None:
             with torch.no_grad():
                 if value.shape == content.shape and value.dtype == content.dtype and value.layout is content.layout:
@@ -163,7 +165,7 @@ class ArrayKind(Kind):
         if value.dtype.names is not None and value.dtype.hasobject:
             return self._snap_fields(value, light)
         if value.dtype.hasobject:
-            return (value.shape, str(value.dtype)), tuple(value.ravel().tolist())
+            return (value.shape, str(value.dtype), value.flags.writeable), tuple(value.ravel().tolist())
         if light:
             return (), ()
         if digest is None:
@@ -179,7 +181,7 @@ class ArrayKind(Kind):
                 references.extend(field.ravel().tolist())
             elif not light:
                 digests.append(xxhash.xxh3_64_intdigest(field.tobytes()))
-        return (value.shape, str(value.dtype), tuple(digests)), tuple(references)
+        return (value.shape, str(value.dtype), value.flags.writeable, tuple(digests)), tuple(references)
 
     def digest(self, value: Any) -> Any:
         return value.strides, digest_of(*array_extent(value))
@@ -207,11 +209,15 @@ class ArrayKind(Kind):
             if value.dtype.names is not None:
                 _put_fields(value, objects, writeable)
                 return
+            if not value.flags.writeable:
+                value.flags.writeable = True
             flat = value.reshape(-1)
             for index, item in enumerate(objects):
                 flat[index] = item
             if not _shares(value, flat):
                 value[...] = flat.reshape(shape)
+            if not writeable:
+                value.flags.writeable = False
             return
         if value.dtype == content.dtype and value.shape != content.shape and value.size == content.size:
             try:

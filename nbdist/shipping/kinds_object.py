@@ -301,6 +301,7 @@ _CLASS_OWN = frozenset(
         "__annotations_cache__",
         "__qualname__",
         "__slots__",
+        "__slotnames__",  # written down by copyreg when an instance is pickled
         "__abstractmethods__",
         "__classcell__",
     ]

@@ -190,7 +190,7 @@ class _Reader:
         self.maybe |= (unknown & self.stores) | (found.later - sure)
         self.reads |= unknown - self.stores
         self.stores |= found.stores
-        self.deletes |= found.deletes - sure
+        self.deletes |= found.deletes
         return found
 
     def expression(self, node: ast.expr, sure: set[str]) -> set[str]:
@@ -309,7 +309,7 @@ class _Reader:
                 self.expression(handler.type, sure)
             name = {handler.name} if handler.name else set()
             self.stores |= name
-            self.deletes |= name - sure  # `except E as e` deletes e at its end
+            self.deletes |= name  # `except E as e` deletes e at its end
             end = self.block(handler.body, sure | name)
             after = _both(after, None if end is None else end - name)
         final = self.block(node.finalbody, sure)

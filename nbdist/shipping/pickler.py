@@ -21,6 +21,7 @@ from nbdist.shipping.classify import Classifier, by_reference
 from nbdist.shipping.errors import StaysOnRank
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import Stays, Unwrapped
+from nbdist.shipping.kinds_container import DictKind, ListKind, SetKind, unfilled
 from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, tensor_extent
 from nbdist.shipping.kinds_object import ObjectKind, OptimizerKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
@@ -81,6 +82,8 @@ class Packer(cloudpickle.Pickler):
             return REDUCERS[cls](value)
         if isinstance(kind, ObjectKind):
             return self._object(value, kind)
+        if isinstance(kind, ListKind | DictKind | SetKind) and (made := unfilled(value)) is not None:
+            return made
         if cls is types.FunctionType:
             return self._function(value)
         if cls is types.CodeType:
@@ -357,8 +360,10 @@ def make_array(
     else:
         low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
         array = numpy.ndarray(shape, dtype, buffer=flat, offset=offset - low, strides=strides)
-        if memory.alone(ref):
-            array = array.copy(order="K")  # owns its memory, so that it may be resized
+        if memory.alone(ref) and (array.flags.c_contiguous or array.flags.f_contiguous):
+            # Owns its memory, so that it may be resized. With gaps it must lie as it does on the other side: a view of
+            # it that is sent later says where in its memory it looks.
+            array = array.copy(order="K")
     if not writeable:
         array.flags.writeable = False
     return array

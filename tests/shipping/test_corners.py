@@ -1,0 +1,100 @@
+"""What generated cells (tests/kernel/test_generated_cells.py) have found, each as a plain case."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from .peers import Notebook
+
+
+def test_a_dict_of_the_users_is_filled_without_its_own_setitem(nb: Notebook) -> None:
+    nb.here("""
+class Reg(dict):
+    def __setitem__(self, key, value): self.last = key; super().__setitem__(key, value)
+class Log(list):
+    def append(self, item): raise RuntimeError('not to be called')
+    extend = append
+class Bag(set):
+    def __init__(self, first): super().__init__([first]); self.made = True
+reg, log, bag = Reg(a=1), Log([1, 2]), Bag(3)
+reg.me = reg
+""")
+    nb.cell("size = len(reg), len(log), len(bag), hasattr(reg, 'last')\nmade = Reg(b=reg), Log([log]), Bag(4)")
+    assert nb["size"] == (1, 2, 1, False)
+    assert not hasattr(nb["reg"], "last")
+    other, logs, bags = nb["made"]
+    assert other["b"] is nb["reg"]
+    assert logs[0] is nb["log"]
+    assert (bags, bags.made) == ({4}, True)
+    nb.cell("reg['c'] = 2; bag.note = [bag.made]; bag.add(5)")
+    assert (nb["reg"].last, nb["reg"].me) == ("c", nb["reg"])
+    assert (nb["bag"].note, nb["bag"]) == ([True], {3, 5})
+
+
+def test_the_class_of_a_container_stays_the_notebooks(nb: Notebook) -> None:
+    nb.here("""
+class Reg(dict):
+    def size(self): return super().__len__()
+reg, size = Reg(a=1), Reg.size
+""")
+    nb.cell("other = Reg(reg)")
+    assert nb["Reg"].size is nb["size"]
+    nb.cell("copied = type(reg)(reg)")  # reaches the class through its instance alone
+    assert nb["Reg"].size is nb["size"]
+    nb.here("Reg.limit = 3")
+    nb.cell("seen = reg.limit")
+    assert nb["seen"] == 3
+
+
+def test_a_method_of_a_builtin_object_brings_its_object(nb: Notebook) -> None:
+    nb.here("items, things = [], {}\nadd, put = items.append, things.__setitem__")
+    nb.cell("add(1); put('k', items)")
+    assert nb["items"] == [1]
+    assert nb["things"]["k"] is nb["items"]
+
+
+def test_bound_and_deleted_in_one_cell_is_deleted(nb: Notebook) -> None:
+    nb.here("old = keep = 1")
+    nb.cell("old = 2; del old\nif False:\n    keep = 2; del keep")
+    assert "old" not in nb.ns
+    assert nb["keep"] == 1
+    nb.here("error = 1")
+    nb.cell("error = 2\ntry: 1 / 0\nexcept ZeroDivisionError as error: pass")
+    assert "error" not in nb.ns
+
+
+def test_an_ordered_dict_has_attributes(nb: Notebook) -> None:
+    nb.ns["ordered"] = collections.OrderedDict(a=1)
+    nb.cell("ordered.mark = [4]")
+    assert nb["ordered"].mark == [4]
+
+
+@pytest.mark.parametrize(
+    "source", ["np.arange(6.0)[::2]", "np.asfortranarray(np.ones((3, 2)))[1:]", "np.ones((2, 3))[:, 1]"]
+)
+def test_an_array_with_gaps_lies_the_same_on_both_sides(nb: Notebook, source: str) -> None:
+    """A view of it that a cell makes looks at the right elements."""
+    nb.here(f"import numpy as np, torch\ngaps = {source}\ngaps[...] = np.arange(gaps.size).reshape(gaps.shape)")
+    nb.cell("whole, last, turned = torch.from_numpy(gaps), gaps[-1:], gaps.T\nmade = np.zeros((2, 3))[:, 1]")
+    assert nb.value("(whole.numpy() == gaps).all() and (last == gaps[-1:]).all() and (turned == gaps.T).all()")
+    nb.here("gaps += 1")
+    assert nb.value("(whole.numpy() == gaps).all() and (last == gaps[-1:]).all() and (turned == gaps.T).all()")
+    nb.cell("again = made[1:]")
+    assert nb.value("again.base is not None and np.shares_memory(again, made)")
+
+
+def test_an_array_of_objects_made_read_only(nb: Notebook) -> None:
+    nb.here("import numpy as np\nitems = np.array([1, [2]], dtype=object)\nrecords = np.zeros(2, [('a', object)])")
+    nb.cell("items.flags.writeable = records.flags.writeable = False")
+    assert nb.value("(items.flags.writeable, records.flags.writeable)") == (False, False)
+    nb.here("items.flags.writeable = True\nitems[0] = 5")
+    nb.cell("items[1] = items[0]")
+    assert nb.value("items.tolist()") == [5, 5]
+
+
+def test_data_of_another_shape_below_a_gradient(nb: Notebook) -> None:
+    nb.here("import torch\nweight = torch.nn.Parameter(torch.ones(3))")
+    nb.cell("weight.grad = torch.full_like(weight, 2.0)\nweight.data = torch.arange(4.0)")
+    assert nb.value("(weight.tolist(), weight.grad.tolist())") == ([0.0, 1.0, 2.0, 3.0], [2.0] * 3)
