@@ -38,6 +38,8 @@ def execute(path: Path, show: bool = False) -> Any:
         if show:
             for output in cell.get("outputs", ()):
                 text = output.get("text") or output.get("data", {}).get("text/plain") or ""
+                if output.output_type == "error":  # one that belongs to the story
+                    text = f"{output.ename}: {output.evalue}"
                 print(text.rstrip(), flush=True)
 
     client = NotebookClient(
@@ -46,6 +48,7 @@ def execute(path: Path, show: bool = False) -> Any:
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_executed=shown,
+        coalesce_streams=True,  # a bar that moved is saved as it ended
     )
     client.execute()
     for cell in notebook.cells:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
-sys.path.insert(0, str(ROOT / "notebooks"))
+from tests.notebooks.reading import NOTEBOOKS, clean, execute, text_of
 
-from run import clean, execute  # noqa: E402
-
-
-def text_of(notebook: Any) -> str:
-    parts = []
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            parts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
-    return "\n".join(parts)
+QUICKSTART = NOTEBOOKS / "quickstart.ipynb"
 
 
 def accuracy_in(text: str) -> float:
