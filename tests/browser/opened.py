@@ -185,6 +185,11 @@ class Opened:
     def shown(self, index: int) -> Locator:
         return self.cell(index).locator(".jp-Cell-outputArea")
 
+    def trusted(self) -> list[bool]:
+        """For each code cell, whether the front-end shows its outputs as those of the reader's own."""
+        code = "window.jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type === 'code')"
+        return list(self.page.evaluate(f"() => {code}.map(cell => cell.model.trusted)"))
+
     # the user's hands
 
     def press(self, command: str) -> None:
