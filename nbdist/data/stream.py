@@ -64,8 +64,10 @@ class Tail:
 
     def pin_memory(self, device: Any = None) -> Tail:
         """What a loader's pinning thread calls on a type it does not know."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
+        try:
+            from torch.utils.data._utils.pin_memory import pin_memory
+        except ImportError:  # not pinned: the copy to the device then waits for itself
+            return self
         self.value = pin_memory(self.value, device)
         return self
 

@@ -57,6 +57,20 @@ def watch(notebook: int) -> None:
     end()
 
 
+def own_children() -> tuple[int, set[int]]:
+    """The fork server's pid, and all our children that are not what a rank left: asked before there are ranks.
+
+    multiprocessing keeps both pids to itself; where it has other names for them, the server is the child that has our
+    preloaded modules to import, so the one that was started last.
+    """
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None)  # type: ignore[attr-defined]
+    if server is not None and tracker is not None:
+        return server, {server, tracker}
+    mine = {pid for pid, (parent, _) in system.parents().items() if parent == os.getpid()}
+    return server or max(mine, default=0), mine
+
+
 class Ranks:
     """The processes of one pool."""
 
@@ -73,6 +87,7 @@ class Ranks:
 class Supervisor:
     def __init__(self, link: Link, adopts: bool) -> None:
         self.link, self.adopts = link, adopts
+        self.server, self.own = own_children()
         self.pools: dict[str, Ranks] = {}
         self.lock = threading.Lock()
 
@@ -117,16 +132,14 @@ class Supervisor:
 
     def sweep(self) -> None:
         """End what a dead rank left behind: its DataLoader workers and subprocesses are re-parented to us."""
-        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-        keep = {server, multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
         while True:
             time.sleep(SWEEP_EVERY)
             table = system.parents()
-            if table.get(server, (0, "Z"))[1] == "Z":  # its ranks ended with it; the notebook starts another of us
+            if table.get(self.server, (0, "Z"))[1] == "Z":  # its ranks ended with it; the notebook starts another of us
                 end()
             self._end_groups_of_the_dead(table)
             for pid, (parent, _) in table.items():
-                if parent == os.getpid() and pid not in keep:
+                if parent == os.getpid() and pid not in self.own:
                     for below in [*descendants(pid), pid]:
                         kill(below)
                     try:
@@ -193,7 +206,7 @@ def main(fd: int, notebook: int, preload: list[str]) -> None:
     supervisor = Supervisor(link, adopts)
     try:
         port = supervisor.open_store()
-        link.send("up", pid=os.getpid(), server=forkserver._forkserver._forkserver_pid, port=port)  # type: ignore[attr-defined]
+        link.send("up", pid=os.getpid(), server=supervisor.server, port=port)
     except Exception as error:
         link.send("up", error=f"{type(error).__name__}: {error}")
         end()

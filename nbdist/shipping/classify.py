@@ -211,8 +211,7 @@ class Classifier:
         torch = torch_if_loaded()
         if torch is not None:
             if issubclass(cls, torch.Tensor):
-                own = torch.Tensor._make_wrapper_subclass is not None and _dispatches(cls, torch)
-                return _OPAQUE if own else _TENSOR
+                return _OPAQUE if _dispatches(cls, torch) else _TENSOR
             if cls is torch.Generator:
                 return _RANDOM
             if cls in (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format):

@@ -62,6 +62,11 @@ def registry_version() -> int:
     return _version[0]
 
 
+def by_path() -> list[str]:
+    """The types that are registered by their full name."""
+    return sorted(_BY_NAME)
+
+
 def exporter_of(cls: type) -> Exporter | None:
     """The exporter for instances of a class: that of the nearest registered class in its MRO, `strip` inherited
     separately.

@@ -11,6 +11,7 @@ import marshal
 import pickle
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -166,7 +167,8 @@ class Packer(cloudpickle.Pickler):
                 ref = self.outgoing.add(value.data_ptr(), value.nbytes(), value, torch=True)
                 return make_storage, (self.outgoing, ref, value.nbytes())
             if cls is torch.storage.TypedStorage:
-                return make_typed_storage, (value._untyped_storage, value.dtype)
+                with warnings.catch_warnings(action="ignore"):  # it warns that the class goes away
+                    return make_typed_storage, (value.untyped(), value.dtype)
             if cls is torch.Generator:
                 return None
         numpy = numpy_if_loaded()
@@ -266,7 +268,10 @@ class Packer(cloudpickle.Pickler):
 
 def _with_slots(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """Have the slots made with the class: cloudpickle sets `__slots__` afterwards, and trips over private names."""
-    function, (constructor, name, bases, keywords, *rest), (attributes, slotted), *more = reduced
+    try:
+        function, (constructor, name, bases, keywords, *rest), (attributes, slotted), *more = reduced
+    except (TypeError, ValueError):  # another cloudpickle: then as it does it
+        return reduced
     slots = cls.__slots__  # type: ignore[attr-defined]
     keywords = {**keywords, "__slots__": slots if isinstance(slots, str) else tuple(slots)}
     own = {

@@ -35,10 +35,11 @@ class Lost:
 LOST = Lost()
 
 
-_PythonUnpickler: Any = pickle._Unpickler
+# CPython's unpickler in Python; without it a frame that fails takes all the names of its message with it.
+_PythonUnpickler: Any = getattr(pickle, "_Unpickler", None)
 
 
-class _CarefulUnpacker(_PythonUnpickler):
+class _CarefulUnpacker(_PythonUnpickler or object):  # type: ignore[misc]
     """The slow way, frame by frame, when a frame has failed: the memo is kept in step by the index of each frame's
     mark.
     """
@@ -146,7 +147,10 @@ def decode(envelope: dict[str, Any], files: list[int], table: Table, side: Any, 
             _restore(table.namespace, undo)
             if not isolate:
                 raise DecodeFailed(current[0], current[1], error) from error
-            values, failed, memo = _decode_carefully(envelope, seeds, table.namespace, undo)
+            if _PythonUnpickler is None:
+                values, failed, memo = [], [(sort, key, error) for sort, key, _, _ in envelope["spans"]], {}
+            else:
+                values, failed, memo = _decode_carefully(envelope, seeds, table.namespace, undo)
         new, lost = [], []
         for index, token in envelope["new"]:
             value = memo.get(index, LOST)

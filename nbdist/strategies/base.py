@@ -78,7 +78,12 @@ class Strategy:
         """Multiply the model's gradients, in place, by a factor that is the same on all ranks."""
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, factor)
+            multiply = getattr(torch, "_foreach_mul_", None)  # one launch for all of them
+            if multiply is not None:
+                multiply(gradients, factor)
+            else:
+                for gradient in gradients:
+                    gradient.mul_(factor)
 
     def clip(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2.0, **options: Any

@@ -8,6 +8,7 @@ good again after an interrupt.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
-from torch.distributed.utils import _sync_module_states
+import torch.distributed.utils as dist_utils
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist import messages
@@ -111,13 +112,7 @@ class DDP(Strategy):
         if any(ref() is wrapped for ref in self._models):
             return
         if self.process.world_size > 1 and _is_current(wrapped):
-            _sync_module_states(
-                module=wrapped.module,
-                process_group=wrapped.process_group,
-                broadcast_bucket_size=250 * 2**20,
-                src=0,
-                params_and_buffers_to_ignore=wrapped.parameters_to_ignore,
-            )
+            _make_equal(wrapped)
         self._keep(wrapped, _known.get(wrapped))
 
     def _keep(self, wrapped: DistributedDataParallel, options: dict[str, Any] | None) -> None:
@@ -136,6 +131,9 @@ class DDP(Strategy):
             RuntimeError: the loss does not reach all parameters of a model that it reaches.
         """
         models = [model for ref in self._models if (model := ref()) is not None and model.require_backward_grad_sync]
+        if not _can(_ARMING):
+            torch.autograd.backward(loss, seed, **options)  # averaged after forward through the wrapper, and once
+            return
         for model in models:
             if not model.static_graph:  # a static graph keeps its own count of iterations
                 # The first backward notes the order for new buckets, which forward makes of it: there may be none
@@ -181,7 +179,43 @@ def _retire(wrapped: DistributedDataParallel) -> None:
     """Another wrapper takes this one's place: it can still be called, and averages no gradients any more."""
     _known.pop(wrapped, None)
     _wrapped.discard(wrapped)
-    wrapped.reducer._remove_autograd_hooks()
+    if _can(("_remove_autograd_hooks",)):
+        wrapped.reducer._remove_autograd_hooks()
+    else:
+        wrapped.require_backward_grad_sync = False
+
+
+def _make_equal(wrapped: DistributedDataParallel) -> None:
+    """Rank 0's parameters and buffers on every rank."""
+    sync = getattr(dist_utils, "_sync_module_states", None)
+    ignored = wrapped.parameters_to_ignore
+    if sync is not None:
+        sync(
+            module=wrapped.module,
+            process_group=wrapped.process_group,
+            broadcast_bucket_size=250 * 2**20,
+            src=0,
+            params_and_buffers_to_ignore=ignored,
+        )
+        return
+    named = [*wrapped.module.named_parameters(), *wrapped.module.named_buffers()]
+    for name, tensor in named:  # one by one: more messages, the same values
+        if name not in ignored:
+            dist.broadcast(tensor.detach(), src=0, group=wrapped.process_group)
+
+
+# Methods of DDP and of its reducer that are no public interface, see nbdist/private.py.
+_ARMING = ("_rebuild_buckets", "_check_reducer_finalized", "prepare_for_backward")
+_REPAIRING = (
+    "_get_ddp_logging_data", "_remove_autograd_hooks", "_build_params_for_reducer", "_ddp_init_helper",
+    "_build_debug_param_to_name_mapping", "_register_comm_hook", "_register_builtin_comm_hook",
+)  # fmt: skip
+
+
+@functools.cache
+def _can(names: tuple[str, ...]) -> bool:
+    """Has this torch all of these?"""
+    return all(any(hasattr(place, name) for place in (DistributedDataParallel, dist.Reducer, dist)) for name in names)
 
 
 def _left_out(module: torch.nn.Module) -> str:
@@ -201,7 +235,15 @@ def repair(model: DistributedDataParallel) -> None:
     and one rank may have rebuilt its buckets already. So the wrapper gets a new one, built from its parameters as at
     the start, on every
     rank: call this on all of them. Nothing is communicated here. Hooks, options and the wrapper object itself stay.
+
+    Raises:
+        NotImplementedError: this torch has other insides; the wrapper must be made again.
     """
+    if not _can(_REPAIRING):
+        raise NotImplementedError(
+            f"with torch {torch.__version__} a DistributedDataParallel that was interrupted cannot be put right: "
+            "make it again (prepare() the module anew) before training goes on"
+        )
     logged = model._get_ddp_logging_data()  # knows a built-in communication hook; nothing else does
     for parameter in model.parameters():
         parameter.grad = None

@@ -7,6 +7,7 @@ where it fails the groups are destroyed and made again, and the notebook is told
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Iterable
@@ -25,12 +26,18 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 STORE_TIMEOUT = timedelta(seconds=60)
 LOOKS = 5  # at the state of collectives, until none is in flight
 _TYPES = (c10d.ProcessGroup.BackendType.GLOO, c10d.ProcessGroup.BackendType.NCCL)
+_BELOW_ALL = "_new_process_group_helper"  # what makes every group
 _FIRST_FREE_BACKEND_TYPE = 6  # where the old backends stay: a type that is set already would keep the old one
 
 
 class Group(NamedTuple):
     name: str
     ranks: tuple[int, ...]
+
+
+def _world() -> Any:
+    """torch's table of groups; None with a torch that keeps it elsewhere: groups are then made again, not healed."""
+    return getattr(registry, "_world", None)
 
 
 class Groups:
@@ -62,28 +69,35 @@ class Groups:
     def open(self) -> None:
         """Join the default group: every rank of the pool must come."""
         self._connect()
+        self._join(dist.PrefixStore("group", self.store))
+
+    def _join(self, store: Any) -> None:
         backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore("group", self.store),
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=COLLECTIVE_TIMEOUT,
+        self._init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.world_size, timeout=COLLECTIVE_TIMEOUT
         )
 
     def _watch_new_groups(self) -> None:
-        """Note the sockets that appear while a group is made; this one function is below init_process_group,
-        new_group and DeviceMesh.
+        """Note the sockets that appear while a group is made; one private function is below init_process_group,
+        new_group and DeviceMesh. Without it the public two are watched, and what a DeviceMesh makes is not cut.
         """
-        make = registry._new_process_group_helper
 
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            before = set(sockets.connections())
-            made = make(*args, **kwargs)
-            self._note(before)
-            return made
+        def watched(make: Any) -> Any:
+            @functools.wraps(make)
+            def noting(*args: Any, **kwargs: Any) -> Any:
+                before = set(sockets.connections())
+                made = make(*args, **kwargs)
+                self._note(before)
+                return made
 
-        registry._new_process_group_helper = noting
+            return noting
+
+        make = getattr(registry, _BELOW_ALL, None)
+        if make is not None:
+            setattr(registry, _BELOW_ALL, watched(make))
+            return
+        self._init_process_group = watched(self._init_process_group)
+        dist.new_group = registry.new_group = watched(dist.new_group)
 
     def _note(self, before: set[int]) -> None:
         for fd, connection in sockets.connections().items():
@@ -92,7 +106,9 @@ class Groups:
 
     def known(self) -> list[Group]:
         """The groups of this rank, for the notebook: only those that all their members know can be healed."""
-        world = registry._world
+        world = _world()
+        if world is None:
+            return []
         return [
             Group(world.pg_names[group], tuple(sorted(world.pg_group_ranks[group])))
             for group in world.pg_map
@@ -101,7 +117,7 @@ class Groups:
 
     def count(self) -> int:
         """How many groups were ever made: names of the next ones follow from it, so it must be equal on all ranks."""
-        return registry._world.group_count
+        return getattr(_world(), "group_count", 0)
 
     def status(self) -> dict[str, Any]:
         """Where the collectives of each living group stand; equal on all ranks and nothing in flight means that
@@ -145,7 +161,7 @@ class Groups:
 
     def _abort_nccl(self) -> int:
         aborted = 0
-        for group in list(registry._world.pg_map):
+        for group in list(getattr(_world(), "pg_map", ())):
             try:
                 group._get_backend(torch.device("cuda")).abort()
                 aborted += 1
@@ -170,7 +186,7 @@ class Groups:
             self._make_again()
             return "made again"
         before = set(sockets.connections())
-        world = registry._world
+        world = _world()
         by_name = {world.pg_names[group]: group for group in world.pg_map if type(group) is c10d.ProcessGroup}
         for name in names:
             if name in by_name:
@@ -180,7 +196,7 @@ class Groups:
         return "healed, old ones stay" if self._old and not backends.works() else "healed"
 
     def _heal_one(self, group: Any, name: str, base: Any, group_rank: int) -> None:
-        world = registry._world
+        world = _world()
         store = dist.PrefixStore(f"heal{self._generation}/{name}/", base)
         made = self._new_backends(group, name, store, group_rank)
         replaced = [group._get_backend(device) for device, _ in made]
@@ -243,7 +259,7 @@ class Groups:
         group._register_backend(cpu, c10d.ProcessGroup.BackendType(_FIRST_FREE_BACKEND_TYPE), second)
         value = torch.ones(2)
         group.allreduce([value]).wait()
-        world = registry._world
+        world = _world()
         named = all(hasattr(world, name) for name in ("pg_map", "pg_names", "pg_group_ranks", "group_count"))
         return named and group._get_backend(cpu) is not None and value.tolist() == [1.0, 1.0]
 
@@ -254,10 +270,4 @@ class Groups:
             registry.GroupMember.WORLD = None
         self._connect()
         self.store = dist.PrefixStore(f"again{self._generation}", self.store)
-        self.open_again()
-
-    def open_again(self) -> None:
-        backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
-        self._init_process_group(
-            backend, store=self.store, rank=self.rank, world_size=self.world_size, timeout=COLLECTIVE_TIMEOUT
-        )
+        self._join(self.store)

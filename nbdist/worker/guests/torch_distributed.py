@@ -15,6 +15,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as registry
 
 
+def _set_default(group: Any) -> None:
+    """Have torch take this group, or none, for the default one."""
+    update = getattr(registry, "_update_default_pg", None)
+    if update is not None:
+        update(group)
+    else:  # what it does but for a prefix in torch's log
+        registry.GroupMember.WORLD = group
+
+
 class DefaultGroup:
     """The pool's default group, opened and closed."""
 
@@ -39,7 +48,7 @@ class DefaultGroup:
     def reopen(self) -> None:
         """Every cell starts with the default group open."""
         if self._group is not None and registry.GroupMember.WORLD is not self._group:
-            registry._update_default_pg(self._group)
+            _set_default(self._group)
         self._told.clear()
 
     def destroy_process_group(self, group: Any = None) -> None:
@@ -48,7 +57,7 @@ class DefaultGroup:
             return self._really_destroy(group)
         if registry.GroupMember.WORLD is None:
             raise ValueError("Invalid process group specified: the default group is closed already")
-        registry._update_default_pg(None)
+        _set_default(None)
         return None
 
     def init_process_group(
@@ -85,7 +94,7 @@ class DefaultGroup:
                 f"init_process_group(rank={rank}, world_size={world_size}): this is rank {mine} of a pool of {size}; "
                 f"leave both out, or start the cell with -n {world_size if world_size > 0 else size}"
             )
-        registry._update_default_pg(self._group)
+        _set_default(self._group)
         living = dist.get_backend(self._group)
         if backend is not None and backend.split(":")[-1].split(",")[0].lower() not in str(living).lower():
             self._say(f"init_process_group({backend!r}): the pool's group goes on with {living}")

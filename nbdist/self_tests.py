@@ -1,0 +1,213 @@
+"""One self-test for each row of nbdist/private.py: it raises where the interface is not as we use it.
+
+Nothing here is imported before it is run; none of them needs a process group.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def backend_in_place() -> None:
+    from nbdist.worker import groups
+
+    assert groups.Groups.self_test(None)  # type: ignore[arg-type]  # it reads nothing of the instance
+
+
+def backends_taken_out() -> None:
+    from nbdist.worker import backends
+
+    assert backends.works()
+
+
+def flight_recorder() -> None:
+    import pickle
+
+    from torch._C import _distributed_c10d as c10d
+
+    told = pickle.loads(c10d._dump_fr_trace(True, False, False))
+    assert isinstance(told, dict) and "version" in told
+
+
+def new_group_helper() -> None:
+    from torch.distributed import distributed_c10d as registry
+
+    for user in (registry.init_process_group, registry._new_group_with_tag):
+        assert "_new_process_group_helper" in user.__code__.co_names or "_new_process_group_helper" in _names_below(
+            user
+        )
+
+
+def _names_below(function: Any) -> set[str]:
+    """Names that a decorated function's real code uses."""
+    import inspect
+
+    return set(inspect.unwrap(function).__code__.co_names)
+
+
+def table_of_groups() -> None:
+    from torch.distributed import distributed_c10d as registry
+
+    world = registry._world
+    assert all(isinstance(getattr(world, name), dict) for name in ("pg_map", "pg_names", "pg_group_ranks"))
+    assert isinstance(world.group_count, int)
+    world.group_count = world.group_count  # it can be set
+
+
+def default_group() -> None:
+    from torch.distributed import distributed_c10d as registry
+
+    before = registry.GroupMember.WORLD
+    registry._update_default_pg(None)
+    assert registry.GroupMember.WORLD is None
+    registry._update_default_pg(before)
+    assert registry.GroupMember.WORLD is before
+
+
+def arming() -> None:
+    from nbdist.strategies import ddp
+
+    assert ddp._can(ddp._ARMING)
+
+
+def repairing() -> None:
+    from torch.distributed import Logger, Reducer
+
+    from nbdist.strategies import ddp
+
+    assert ddp._can(ddp._REPAIRING)
+    assert all(hasattr(Reducer, name) for name in ("_set_static_graph", "_set_mixed_precision_param_dtype"))
+    assert hasattr(Logger, "_set_static_graph")
+
+
+def sync_states() -> None:
+    import inspect
+
+    from torch.distributed.utils import _sync_module_states
+
+    wanted = {"module", "process_group", "broadcast_bucket_size", "src", "params_and_buffers_to_ignore"}
+    assert wanted <= set(inspect.signature(_sync_module_states).parameters)
+
+
+def foreach() -> None:
+    import torch
+
+    value = torch.ones(2)
+    torch._foreach_mul_([value], 3.0)
+    assert value.tolist() == [3.0, 3.0]
+
+
+def pin() -> None:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    assert pin_memory("text") == "text"
+
+
+def module_parts() -> None:
+    import torch
+
+    from nbdist.shipping.kinds_object import MODULE_PARTS
+
+    assert set(MODULE_PARTS) <= set(vars(torch.nn.Module()))
+
+
+def loader_attributes() -> None:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    assert DataLoader([1])._iterator is None
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    assert vars(DataLoader(Stream()))["_IterableDataset_len_called"] is None
+
+
+def compiled() -> None:
+    import torch
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    module = torch.nn.Linear(1, 1)
+    compiled = torch.compile(module, backend="eager")
+    assert isinstance(compiled, OptimizedModule) and compiled._orig_mod is module
+    assert "_compiled_call_impl" in vars(torch.nn.Module) or hasattr(module, "_compiled_call_impl")
+
+
+def classes_that_stay() -> None:
+    from nbdist.shipping import exporters
+
+    for path in exporters.by_path():
+        module, _, name = path.rpartition(".")
+        if module.startswith("torch"):
+            assert isinstance(getattr(importlib.import_module(module), name), type), path
+
+
+def counting_gpus() -> None:
+    import torch
+
+    for count in (torch.cuda._device_count_nvml, torch.cuda._device_count_amdsmi):
+        assert isinstance(count(), int)
+
+
+def python_unpickler() -> None:
+    import io
+    import pickle
+
+    unpickler: Any = pickle._Unpickler(io.BytesIO(pickle.dumps([1])))  # type: ignore[attr-defined]
+    assert unpickler.load() == [1] and isinstance(unpickler.memo, dict)
+
+
+def memo_of_the_pickler() -> None:
+    import io
+    import pickle
+
+    value = [1]
+    pickler = pickle.Pickler(io.BytesIO(), protocol=5)
+    pickler.dump(value)
+    assert pickler.memo.copy()[id(value)] == (0, value)  # type: ignore[attr-defined]
+    unpickler = pickle.Unpickler(io.BytesIO(pickle.dumps(value)))
+    again = unpickler.load()
+    assert unpickler.memo.copy()[0] is again  # type: ignore[attr-defined]
+
+
+def layout_of_lists() -> None:
+    from nbdist.shipping import plain
+
+    assert plain._addresses_can_be_compared()
+
+
+def children_of_multiprocessing() -> None:
+    from multiprocessing import forkserver, resource_tracker
+
+    assert hasattr(forkserver._forkserver, "_forkserver_pid")  # type: ignore[attr-defined]
+    assert hasattr(resource_tracker._resource_tracker, "_pid")  # type: ignore[attr-defined]
+
+
+def class_of_cloudpickle() -> None:
+    import cloudpickle
+
+    class Slotted:
+        __slots__ = ("_private",)
+
+    Slotted.__module__ = "__main__"
+    again = cloudpickle.loads(_packed(Slotted))
+    assert again.__slots__ == ("_private",)
+
+
+def _packed(value: Any) -> bytes:
+    import cloudpickle
+
+    return cloudpickle.dumps(value)
+
+
+def shell() -> None:
+    shell = importlib.import_module("IPython.core.interactiveshell").InteractiveShell
+    wanted = ("init_sys_modules", "init_user_ns", "init_history", "init_display_formatter", "enable_gui", "system")
+    assert all(hasattr(shell, name) for name in wanted)
+    assert shell.display_pub_class is not None
+
+
+def late_output() -> None:
+    assert hasattr(importlib.import_module("ipykernel.ipkernel").IPythonKernel, "iopub_socket")
+    assert hasattr(importlib.import_module("ipykernel.zmqshell").ZMQInteractiveShell, "get_parent")
