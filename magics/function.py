@@ -12,13 +12,14 @@ import os
 import types
 from typing import Any
 
+from nbdist.launchers import launch
 from nbdist.launchers.cell import Screen
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.rank import CellRunner
 from nbdist.shipping.wire import RESULT
 from nbdist.worker.output import Output
 
-_OURS = os.path.dirname(os.path.abspath(__import__("nbdist").__file__)) + os.sep
+_OURS = os.path.dirname(os.path.abspath(launch.__file__)).removesuffix("launchers")
 _OURS_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # magics/ lies beside the package in the source tree
 _IN_MEMORY = 4  # fields of a linecache entry that has its lines; a lazy one has one
 
@@ -36,9 +37,10 @@ class NotebookSurface:
 
     def sources(self) -> dict[str, str]:
         """Every cell that was run: IPython keeps their text in linecache, under names that no file has."""
+        entries: list[tuple[str, Any]] = list(linecache.cache.items())
         return {
             name: "".join(entry[2])
-            for name, entry in list(linecache.cache.items())
+            for name, entry in entries
             if len(entry) == _IN_MEMORY and entry[1] is None and not os.path.exists(name)
         }
 

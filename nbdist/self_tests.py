@@ -24,8 +24,7 @@ def backends_taken_out() -> None:
 def flight_recorder() -> None:
     import pickle
 
-    from torch._C import _distributed_c10d as c10d
-
+    c10d = importlib.import_module("torch._C._distributed_c10d")
     told = pickle.loads(c10d._dump_fr_trace(True, False, False))
     assert isinstance(told, dict) and "version" in told
 
@@ -154,7 +153,7 @@ def python_unpickler() -> None:
     import io
     import pickle
 
-    unpickler: Any = pickle._Unpickler(io.BytesIO(pickle.dumps([1])))  # type: ignore[attr-defined]
+    unpickler: Any = pickle._Unpickler(io.BytesIO(pickle.dumps([1])))
     assert unpickler.load() == [1] and isinstance(unpickler.memo, dict)
 
 
@@ -165,10 +164,10 @@ def memo_of_the_pickler() -> None:
     value = [1]
     pickler = pickle.Pickler(io.BytesIO(), protocol=5)
     pickler.dump(value)
-    assert pickler.memo.copy()[id(value)] == (0, value)  # type: ignore[attr-defined]
+    assert pickler.memo.copy()[id(value)] == (0, value)
     unpickler = pickle.Unpickler(io.BytesIO(pickle.dumps(value)))
     again = unpickler.load()
-    assert unpickler.memo.copy()[0] is again  # type: ignore[attr-defined]
+    assert unpickler.memo.copy()[0] is again
 
 
 def layout_of_lists() -> None:
@@ -180,8 +179,8 @@ def layout_of_lists() -> None:
 def children_of_multiprocessing() -> None:
     from multiprocessing import forkserver, resource_tracker
 
-    assert hasattr(forkserver._forkserver, "_forkserver_pid")  # type: ignore[attr-defined]
-    assert hasattr(resource_tracker._resource_tracker, "_pid")  # type: ignore[attr-defined]
+    assert hasattr(forkserver._forkserver, "_forkserver_pid")
+    assert hasattr(resource_tracker._resource_tracker, "_pid")
 
 
 def class_of_cloudpickle() -> None:

@@ -63,7 +63,7 @@ def own_children() -> tuple[int, set[int]]:
     multiprocessing keeps both pids to itself; where it has other names for them, the server is the child that has our
     preloaded modules to import, so the one that was started last.
     """
-    server = getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None)  # type: ignore[attr-defined]
     if server is not None and tracker is not None:
         return server, {server, tracker}
