@@ -1,6 +1,6 @@
 """The figures of `%%distributed` in a real kernel: times from execute request to reply, medians of interleaved runs.
 
-    python benchmarks/cells.py [row ...]        rows: load first warm names big stop kill
+    python benchmarks/cells.py [row ...]        rows: load first warm names big one stop kill
 
 Each is measured beside what it is compared with (an ordinary cell, one copy of the memory) in the same run: these
 are ratios and differences
@@ -144,6 +144,36 @@ def big() -> None:
     row("... private memory a rank", "<= 20 MB", f"{private:.1f} MB")
 
 
+def one() -> None:
+    """One element of 1 GiB changed, each way; beside an ordinary cell that reads it, and one that changes all of it."""
+    with Notebook() as notebook:
+        warm(notebook)
+        notebook.ok("import torch\nbig = torch.rand(1 << 28)")
+        notebook.ok("%%distributed -n 2\nx = big[5].item()")
+        notebook.ok("%%distributed -n 2\nbig[7] = 0")
+        for what, here, there in (
+            ("by a rank", "pass", "big[5] += 1"),
+            ("by the notebook", "big[5] += 1", "x = big[5].item()"),
+            ("by nobody", "pass", "x = big[5].item()"),
+        ):
+            seconds, plain = [], []
+            for _ in range(7):
+                notebook.ok(here)
+                plain.append(notebook.ok(there).seconds)
+                notebook.ok(f"%%distributed -n 2\n{there}" if here == "pass" else "x = 1")
+                notebook.ok(here)
+                seconds.append(notebook.ok(f"%%distributed -n 2\n{there}").seconds)
+            measured = statistics.median(seconds) - statistics.median(plain)
+            row(f"one element of 1 GiB changed {what}, 2 ranks", "<= 0.5 s more", f"{measured:.3f} s more")
+        seconds = []
+        for _ in range(3):
+            notebook.ok("big += 1")
+            seconds.append(notebook.ok("%%distributed -n 2\nx = big[5].item()").seconds)
+        row("all of 1 GiB changed by the notebook, 2 ranks", "", f"{statistics.median(seconds):.2f} s")
+        private = [size / 1e6 for size in notebook.value(PRIVATE)]
+        row("... private memory of the ranks", "", ", ".join(f"{size:.0f} MB" for size in private))
+
+
 # Anonymous memory: pages of the rank's own. Pages of the shared file that only one rank has looked at are not copies.
 PRIVATE = (
     "[sum(int(line.split()[1]) * 1024 for line in open(f'/proc/{p}/smaps_rollup') if line.startswith('Anonymous'))"
@@ -200,7 +230,7 @@ def kill() -> None:
 
 
 ROWS: dict[str, Callable[[], None]] = {
-    "load": load, "first": first, "warm": warm_cell, "names": names, "big": big, "stop": stop, "kill": kill,
+    "load": load, "first": first, "warm": warm_cell, "names": names, "big": big, "one": one, "stop": stop, "kill": kill,
 }  # fmt: skip
 
 

@@ -108,6 +108,7 @@ class CellRun:
         self.ranks = list(range(pool.size)) if request.ranks is None else list(request.ranks)
         self.lead = min(self.ranks)
         self.received: dict[int, str | None] = {}
+        self.missing: dict[Any, str] = {}  # what ranks need more than the shipment has
         self.done: dict[int, Message] = {}
         self.marks: dict[int, int] = {}
         self.died_at: dict[int, float] = {}
@@ -157,6 +158,7 @@ class CellRun:
         kind = message.kind
         if kind == "received" and message["cell"] == self.number:
             self.received[rank] = message["error"]
+            self.missing.update(message["missing"])
         elif kind == "done" and message["cell"] == self.number:
             self.done[rank] = message
         elif "query" in message.fields:
@@ -259,7 +261,7 @@ class CellRun:
         self.pool.home.commit(shipment)
         self.committed = True
 
-    def _wait_for_received(self, shipment: Shipment) -> BaseException | None:
+    def _wait_for_received(self, shipment: Shipment, again: bool = False) -> BaseException | None:
         """Two steps: nothing counts as known until every rank has said that it decoded it."""
         if shipment.trivial:
             return None
@@ -270,6 +272,8 @@ class CellRun:
             self.pool.send(everyone, "cancel", cell=self.number)
             self.pool.home.rollback(shipment)
             self.received.clear()
+            if self.missing and len(self.pool.alive) == self.pool.size and not again:
+                return self._send_more(shipment)
             for rank in everyone:  # nothing ran: there is nothing to wait for
                 self.done.setdefault(rank, _nothing_ran())
             if refused:
@@ -279,6 +283,18 @@ class CellRun:
         self.pool.send(everyone, "go", cell=self.number)
         self._commit(shipment)
         return None
+
+    def _send_more(self, shipment: Shipment) -> BaseException | None:
+        """A rank has other content in an object of which only changes were sent: it gets all of it."""
+        self.number = next(self._numbers)
+        try:
+            more = self.pool.home.again(shipment, self.missing)
+        except Exception as error:  # no memory for it, for example
+            for rank in range(self.pool.size):
+                self.done.setdefault(rank, _nothing_ran())
+            return error
+        self._send(more)
+        return self._wait_for_received(more, again=True)
 
     def _wait_for_done(self) -> BaseException | None:
         request = self.request

@@ -8,7 +8,7 @@ very objects on the other side.
 from __future__ import annotations
 
 from nbdist.shipping.away import Away
-from nbdist.shipping.errors import CannotReceive, CannotShip, NotEnoughMemory
+from nbdist.shipping.errors import CannotReceive, CannotShip, NeedsMore, NotEnoughMemory
 from nbdist.shipping.exporters import register_exporter
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.home import Home
@@ -23,6 +23,7 @@ __all__ = [
     "CannotShip",
     "Home",
     "Names",
+    "NeedsMore",
     "NotEnoughMemory",
     "Parcel",
     "RankedValue",

@@ -6,12 +6,14 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nbdist.shipping.chunks import Patch
 from nbdist.shipping.classify import KINDS
-from nbdist.shipping.errors import CannotReceive, in_words
+from nbdist.shipping.errors import CannotReceive, NeedsMore, in_words
 from nbdist.shipping.explain import reason_of
 from nbdist.shipping.giving import Giving, why
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, Snapshot, Stays, same
+from nbdist.shipping.kinds_memory import PATCHED, missing
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import (
     BIND,
@@ -27,7 +29,7 @@ from nbdist.shipping.modules import LoadedModules
 from nbdist.shipping.names import RESERVED
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
-from nbdist.shipping.unpacking import DecodeFailed, decode
+from nbdist.shipping.unpacking import DecodeFailed, Unpacked, decode
 from nbdist.shipping.walk import Node, content_digest
 
 _LIMIT = 4 << 30
@@ -70,6 +72,7 @@ class Away:
 
         Raises:
             CannotReceive: something in it cannot be decoded here.
+            NeedsMore: an object here is not what a change was made against; `Home.again` sends all of it.
         """
         try:
             envelope = pickle.loads(head)
@@ -94,12 +97,25 @@ class Away:
         except KeyError as error:
             raise CannotReceive("", f"it refers to an object that this rank does not have ({error})") from error
         self._arrived = (envelope, received)
+        lacks = self._missing(received)
+        if lacks:
+            raise NeedsMore(lacks)
         extra = None
         for sort, _, content in received.values:
             if sort == EXTRA:
                 extra = content
         self._extra = extra
         return extra
+
+    def _missing(self, received: Unpacked) -> dict[Token, str]:
+        """What changes in pieces do not bring here: ranks may have written other things into their own copies."""
+        found: dict[Token, str] = {}
+        for sort, token, content in received.values:
+            if sort == UPDATE and content[0] in PATCHED and type(content[1][0]) is Patch:
+                what = missing(self._table.find(token), content[1][0], received.digests[token])
+                if what:
+                    found[token] = what
+        return found
 
     def commit(self) -> None:
         """Every rank has decoded the parcel: its names stay bound, and its changes are written.
@@ -133,6 +149,7 @@ class Away:
                 if letter == BULK.letter:
                     table.walker.bulk.add(key)
         self._deletes = envelope["deletes"]
+        table.remember(touched, received.digests)
         if self._tracks:
             table.refresh(touched, received.digests)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 GIB = 1 << 30
 
 
@@ -47,8 +49,23 @@ class CannotReceive(Exception):
         what = repr(name) if name else "what the notebook sent"
         super().__init__(f"cannot receive {what}: {reason}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), (self.name, self.reason)
+
+
+class NeedsMore(CannotReceive):
+    """A rank's own objects differ from what a change was made against: it needs more than the change.
+
+    Attributes:
+        missing: token -> "all" (the object's bytes that were not sent) or "anew" (the object has another shape here).
+    """
+
+    def __init__(self, missing: dict[Any, str]) -> None:
+        self.missing = missing
+        super().__init__("", f"{len(missing)} objects differ here")
+
+    def __reduce__(self) -> tuple[type, tuple[dict[Any, str]]]:
+        return type(self), (self.missing,)
 
 
 class NotEnoughMemory(MemoryError):

@@ -10,7 +10,8 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from nbdist.shipping.classify import KINDS
@@ -78,6 +79,7 @@ class Home:
         deletes: Iterable[str] = (),
         running: Sequence[int] | None = None,
         extra: Any = None,
+        missing: Mapping[Token, str] = MappingProxyType({}),
     ) -> Shipment:
         """Pack what the ranks do not have yet of what a cell reads.
 
@@ -87,13 +89,15 @@ class Home:
             deletes: names that the cell deletes; a placeholder is enough for those that the ranks do not have.
             running: the ranks that will run the cell; all of them get the parcel.
             extra: travels in the same graph, and is what `Away.receive` returns.
+            missing: from `NeedsMore`; see `again`.
 
         Raises:
             CannotShip: a name of `reads` cannot leave this process.
             NotEnoughMemory: there is no room for the shared copy.
         """
         namespace = self.namespace
-        reads, maybe = set(reads), set(maybe)
+        reads, maybe, deletes = set(reads), set(maybe), list(deletes)
+        asked = {"reads": reads, "maybe": maybe, "deletes": deletes, "running": running, "extra": extra}
         for name in (reads | maybe) & self._bound.keys():
             if name not in namespace:  # deleted here since
                 del self._bound[name]
@@ -107,7 +111,8 @@ class Home:
         binds = {
             name: namespace[name] for name in sorted(names) if self._bound.get(name, MISSING) is not namespace[name]
         }
-        sending = Sending(self._table, self._encoder, namespace, self._numbers, walked, hard, extra)
+        whole = {**dict.fromkeys(self._table.worn_out(), "all"), **missing}
+        sending = Sending(self._table, self._encoder, namespace, self._numbers, walked, hard, extra, whole)
         common = Plan((), binds, updates)
         plans: list[Plan] = []
         try:
@@ -117,7 +122,7 @@ class Home:
                 groups.setdefault(self._ranks.differs(rank, names, walked, common), []).append(rank)
             for difference, ranks in groups.items():
                 if difference is None:
-                    plans.append(Plan(tuple(ranks), common.binds, common.updates, common.packed))
+                    plans.append(Plan(tuple(ranks), common.binds, common.updates, common.packed, common.patches))
                     continue
                 plan = self._ranks.plan_for(ranks[0], names, namespace, walked, common)
                 plan.ranks = tuple(ranks)
@@ -158,7 +163,15 @@ class Home:
             notes=_notes(plans),
             plans=plans,
             settled=self._settle,
+            asked=asked,
         )
+
+    def again(self, shipment: Shipment, missing: Mapping[Token, str]) -> Shipment:
+        """What `ship` was asked for, with all of those objects that a rank has not as the notebook had thought.
+
+        To be called after `rollback`. Raises as `ship` does.
+        """
+        return self.ship(**shipment.asked, missing=missing)
 
     def _walk(self, names: set[str], extra: Any) -> Walked:
         """Walk from names; those that functions read on the way are added to `names`."""
@@ -184,6 +197,7 @@ class Home:
                     table.put(token, node.value, node.snapshot)
             for token, (node, _) in plan.updates.items():
                 table.snapshots[token] = node.snapshot
+            table.has_patched(plan.patches)
             self._bound.update(plan.binds)
             self._ranks.has_received(plan)
         if self._settle is shipment.settled:
@@ -228,6 +242,7 @@ class Home:
             elif sort == EXTRA:
                 arrival.extra = content
         self._bind(values, envelope, received.failed, arrival, lead)
+        table.remember([*before, *new], received.digests)
         table.refresh([*before, *new], received.digests)
         self._ranks.came_back(
             envelope, lead, new, before, list(values), {r: pickle.loads(b) for r, b in reports.items() if b}

@@ -10,9 +10,10 @@ from typing import Any
 
 import xxhash
 
+from nbdist.shipping.chunks import Hashes, Patch, Pieces, digest_of, remember, runs_of
 from nbdist.shipping.kinds import CannotApply, Kind, Snapshot
-from nbdist.shipping.lazy import numpy_if_loaded
-from nbdist.shipping.memory import raw
+from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
+from nbdist.shipping.memory import INLINE
 
 
 def tensor_extent(tensor: Any) -> tuple[int, int]:
@@ -67,13 +68,18 @@ def freed(tensor: Any) -> bool:
     return bool(tensor.layout is torch.strided and tensor.device.type == "cpu" and not _readable(tensor))
 
 
-def digest_of(address: int, length: int) -> int:
-    """The content hash of memory; 1 GiB takes 35 ms."""
-    return xxhash.xxh3_64_intdigest(raw(address, length)) if length else 0
+def _dense(shape: Iterable[int], strides: Iterable[int]) -> bool:
+    """Do elements lie side by side, in whatever order, so that every byte between them is theirs?"""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 class Content:
-    """Stands for the bytes of a known tensor or array in a change: they are to travel, although the other side has
+    """Stands for all elements of a known tensor or array in a change: they are to travel, although the other side has
     the object.
     """
 
@@ -98,9 +104,9 @@ class TensorKind(Kind):
         return (*facts, tuple(own)), references
 
     def digest(self, value: Any) -> Any:
-        """The hash of the content, whatever device and layout it has."""
+        """(the stride unless it follows from the shape, the hash of the content), whatever device and layout it has."""
         if has_plain_memory(value):
-            return value.stride(), digest_of(*tensor_extent(value))
+            return _stride(value), digest_of(*tensor_extent(value))
         if freed(value):
             return "freed"
         if value.device.type == "meta":
@@ -126,10 +132,21 @@ class TensorKind(Kind):
             raise TypeError("its memory was taken away (a sharded parameter)")
         own = dict(value.__dict__)
         grad = value.grad if value.is_leaf else None
-        content = None
-        if old is None or old[0] != self.letter or old[1][:3] != new[1][:3] or old[1][4] != new[1][4]:
+        content: Any = None
+        if old is None or old[0] != self.letter or old[1][:3] != new[1][:3]:
             content = Content(value.detach())
+        elif old[1][4] != new[1][4]:
+            content = self._pieces(value, old[1][4], new[1][4]) or Content(value.detach())
         return content, value.requires_grad and value.is_leaf, grad, own
+
+    def _pieces(self, value: Any, old: Any, new: Any) -> Pieces | None:
+        if not has_plain_memory(value) or not _comparable(old, new) or not _dense(value.shape, value.stride()):
+            return None
+        address, length = tensor_extent(value)
+        if length < INLINE:
+            return None
+        form = (value.dtype, tuple(value.shape), value.stride(), length)
+        return Pieces(value.detach(), form, address, runs_of(address, length, old[1], new[1]))
 
     def sent(self, change: Any) -> Iterable[Any]:
         return (change[2], *change[3].values())
@@ -140,11 +157,13 @@ class TensorKind(Kind):
         content, requires_grad, grad, own = change
         if grad is not None and value.is_leaf and grad.shape == value.shape:
             value.grad = grad  # before the memory: `t.data = other` leaves a gradient of another shape in its place
-        if content is not None:
+        if type(content) is Patch:
+            _patch_tensor(value, content)
+        elif content is not None:
             with torch.no_grad():
                 if value.shape == content.shape and value.dtype == content.dtype and value.layout is content.layout:
                     # copy_ and not .data.copy_: autograd must see that saved tensors have changed
-                    value.copy_(content)
+                    once(value).copy_(once(content))
                 else:
                     # an in-place resize: the new memory is taken over, views of the old one stay with the old one
                     value.data = content.clone().to(value.device)
@@ -156,6 +175,81 @@ class TensorKind(Kind):
         for name in [name for name in value.__dict__ if name not in own]:
             del value.__dict__[name]
         value.__dict__.update(own)
+
+
+def once(tensor: Any) -> Any:
+    """An expanded tensor's elements, each once: torch refuses to write to one place several times."""
+    if tensor.layout is not sys.modules["torch"].strided:
+        return tensor
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+def _stride(tensor: Any) -> Any:
+    return None if tensor.is_contiguous() else tensor.stride()
+
+
+def _strides(array: Any) -> Any:
+    return None if array.flags.c_contiguous else array.strides
+
+
+def _comparable(old: Any, new: Any) -> bool:
+    """Are these digests of memory that lies in the same way?"""
+    return type(old) is tuple and type(new) is tuple and old[0] == new[0]
+
+
+def _lies_as(tensor: Any, patch: Patch) -> bool:
+    return has_plain_memory(tensor) and tensor.stride() == patch.form[2]
+
+
+def _laid_out_as(tensor: Any, patch: Patch) -> Any:
+    """A copy that lies as the sender's does."""
+    import torch
+
+    dtype, shape, stride, _ = patch.form
+    return torch.empty_strided(shape, stride, dtype=dtype).copy_(tensor.detach())
+
+
+def _patch_tensor(value: Any, patch: Patch) -> None:
+    import torch
+
+    with torch.no_grad():
+        if not _lies_as(value, patch):  # on a device, for example
+            copy = _laid_out_as(value, patch)
+            patch.write(copy.data_ptr())
+            value.copy_(copy)
+            return
+        patch.write(value.data_ptr())
+        if not value.is_inference():
+            # autograd must see that saved tensors have changed: writing no elements counts as writing
+            value.detach().as_strided((0,), (1,)).zero_()
+
+
+def missing(value: Any, patch: Patch, digest: Any) -> str:
+    """What is missing on this side for an object to be as the sender's once a patch is written.
+
+    Args:
+        digest: of the sender's object.
+
+    Returns:
+        "" for nothing; "all" where unsent bytes are other ones here; "anew" where the object itself is another one.
+    """
+    torch = torch_if_loaded()
+    dtype, shape, stride, _ = patch.form
+    if value.dtype != dtype or tuple(value.shape) != shape:
+        return "anew"
+    if torch is None or not isinstance(value, torch.Tensor):
+        if value.strides != stride:
+            return "anew"
+        return "" if patch.completes(array_extent(value)[0], digest[1]) else "all"
+    if value.layout is not torch.strided or freed(value):
+        return "anew"
+    if patch.whole:
+        return ""
+    memory = value if _lies_as(value, patch) else _laid_out_as(value, patch)
+    return "" if patch.completes(memory.data_ptr(), digest[1]) else "all"
 
 
 class ArrayKind(Kind):
@@ -184,7 +278,7 @@ class ArrayKind(Kind):
         return (value.shape, str(value.dtype), value.flags.writeable, tuple(digests)), tuple(references)
 
     def digest(self, value: Any) -> Any:
-        return value.strides, digest_of(*array_extent(value))
+        return _strides(value), digest_of(*array_extent(value))
 
     def shape(self, value: Any) -> Any:
         return value.shape, str(value.dtype)
@@ -195,6 +289,13 @@ class ArrayKind(Kind):
             return value.shape, fields, value.flags.writeable
         if value.dtype.hasobject:
             return value.shape, value.ravel().tolist(), value.flags.writeable
+        if old is not None and old[0] == self.letter and old[1][:2] == new[1][:2] and _comparable(old[1][3], new[1][3]):
+            address, length = array_extent(value)
+            strides = [stride / value.itemsize for stride in value.strides]
+            if length >= INLINE and _dense(value.shape, strides):
+                form = (value.dtype, value.shape, value.strides, length)
+                runs = runs_of(address, length, old[1][3][1], new[1][3][1])
+                return Pieces(value, form, address, runs), None, value.flags.writeable
         return Content(value.view()), None, value.flags.writeable
 
     def sent(self, change: Any) -> Iterable[Any]:
@@ -216,6 +317,15 @@ class ArrayKind(Kind):
                 flat[index] = item
             if not _shares(value, flat):
                 value[...] = flat.reshape(shape)
+            if not writeable:
+                value.flags.writeable = False
+            return
+        if type(content) is Patch:
+            if (value.dtype, value.shape, value.strides) != content.form[:3]:
+                raise CannotApply("an array changed its shape or type in place")
+            if not value.flags.writeable:
+                value.flags.writeable = True
+            content.write(array_extent(value)[0])
             if not writeable:
                 value.flags.writeable = False
             return
@@ -261,6 +371,32 @@ def _numpy() -> Any:
 def _shares(one: Any, other: Any) -> bool:
     numpy = numpy_if_loaded()
     return bool(numpy.may_share_memory(one, other))
+
+
+def remember_content(value: Any, digest: Any) -> None:
+    """A tensor or array is now as the other side's, which has this digest."""
+    if type(digest) is not tuple or len(digest) != 2 or type(digest[1]) is not Hashes:
+        return
+    torch = torch_if_loaded()
+    if torch is not None and isinstance(value, torch.Tensor):
+        if has_plain_memory(value) and _stride(value) == digest[0]:
+            remember(*tensor_extent(value), digest[1])
+    elif _strides(value) == digest[0]:
+        remember(*array_extent(value), digest[1])
+
+
+PATCHED = {TensorKind.letter: 4, ArrayKind.letter: 3}  # kinds that are sent in pieces: where their digest is
+
+
+def without_content(snapshot: Snapshot | None) -> Snapshot | None:
+    """A snapshot against which all bytes have changed, and nothing else."""
+    if snapshot is None or snapshot[0] not in PATCHED:
+        return snapshot
+    letter, scalars, references = snapshot
+    place = PATCHED[letter]
+    if len(scalars) <= place or type(scalars[place]) is not tuple:
+        return snapshot
+    return letter, (*scalars[:place], (scalars[place][0], None), *scalars[place + 1 :]), references
 
 
 class GeneratorKind(Kind):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import mmap
 import os
 import sys
 from dataclasses import dataclass, field
@@ -16,12 +15,12 @@ from typing import Any
 
 from nbdist import cgroups, system
 from nbdist.shipping.errors import NotEnoughMemory
+from nbdist.shipping.regions import PAGE, Region, raw, replace
 
 INLINE = 64 << 10  # below this a copy in the message is cheaper than a mapping
 OWN_FILE = 16 << 20  # from this a segment has a file of its own: a file's memory is freed only as a whole
 SHARED_FILE = 64 << 20  # smaller segments share files of about this size
-_ALIGN = 64  # segments keep their start modulo this, so that dtypes stay aligned
-_PAGE = mmap.PAGESIZE
+_ALIGN = 64  # small segments keep their start modulo this, so that dtypes stay aligned
 
 
 @dataclass
@@ -55,18 +54,6 @@ class Layout:
     refs: list[tuple[int, int, int]]
     segments: list[tuple[int, int, int, int, bool]]
     inline: list[bytes]
-
-
-def raw(address: int, length: int) -> memoryview:
-    """The bytes at an address. The caller holds what owns them."""
-    if not length:
-        return memoryview(b"")
-    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
-
-
-def equal_bytes(one: int, other: int, length: int) -> bool:
-    """Are the bytes at two addresses equal? A memoryview would compare them one by one."""
-    return bool(_libc().memcmp(one, other, length) == 0)
 
 
 class Outgoing:
@@ -109,12 +96,13 @@ class Outgoing:
         sizes: list[int] = []  # of the files
         shared = -1
         for low, high, torch in merged:
-            length, pad = high - low, low % _ALIGN
+            length = high - low
             if length < INLINE:
-                segments.append((-1, len(inline), length, pad, torch))
+                segments.append((-1, len(inline), length, low % _ALIGN, torch))
                 inline.append(bytes(raw(low, length)))
                 continue
-            whole = -(-(length + pad) // _PAGE) * _PAGE
+            pad = low % PAGE  # pages lie as here, so that they can be replaced as such
+            whole = -(-(length + pad) // PAGE) * PAGE
             if length >= OWN_FILE:
                 file, position = len(sizes), 0
                 sizes.append(whole)
@@ -189,42 +177,50 @@ def _system_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-class _Region:
-    """A private mapping that is given back when nothing looks at it any more.
+class OpenFile:
+    """A descriptor that is closed when nothing refers to it any more."""
 
-    Not `mmap.mmap`: that keeps a duplicate of the descriptor for each mapping, and a large model has more tensors
-    than a process may have descriptors.
-    """
+    __slots__ = ("number",)
 
-    __slots__ = ("_unmap", "address", "length")
-
-    def __init__(self, file: int, position: int, length: int) -> None:
-        self._unmap, self.address, self.length = _libc().munmap, 0, length
-        address = _libc().mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, file, position)
-        if address is None or address == ctypes.c_void_p(-1).value:
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot map {length} bytes: {os.strerror(code)}")
-        self.address = address
+    def __init__(self, number: int) -> None:
+        self.number = number
 
     def __del__(self) -> None:
-        if self.address:
-            self._unmap(self.address, self.length)
+        os.close(self.number)
 
 
-_LIBRARY: list[Any] = []
+class Source:
+    """Bytes of a message that are written over memory later: a part of a file, or bytes.
 
+    Attributes:
+        length: how many.
+    """
 
-def _libc() -> Any:
-    if not _LIBRARY:
-        library = ctypes.CDLL(None, use_errno=True)
-        library.mmap.restype = ctypes.c_void_p
-        library.mmap.argtypes = [
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-        ]  # fmt: skip
-        library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        _LIBRARY.append(library)
-    return _LIBRARY[0]
+    __slots__ = ("_file", "_position", "length")
+
+    def __init__(self, file: OpenFile | memoryview, position: int, length: int) -> None:
+        self._file, self._position, self.length = file, position, length
+
+    def write(self, address: int) -> None:
+        """Write them there: mapped where whole pages of a mapping of ours are replaced, else copied."""
+        if isinstance(self._file, memoryview):
+            raw(address, self.length)[:] = self._file
+            return
+        first, last = replace(address, self.length, self._file.number, self._position)
+        if first == last:
+            first = last = address
+        self._copy(address, first - address, 0)
+        self._copy(last, address + self.length - last, last - address)
+
+    def _copy(self, address: int, length: int, skip: int) -> None:
+        assert isinstance(self._file, OpenFile)
+        view, done = raw(address, length), 0
+        while done < length:
+            part = view[done : done + (1 << 30)]
+            got = os.preadv(self._file.number, [part], self._position + skip + done)
+            if not got:
+                raise OSError("the shared file ends too early")
+            done += got
 
 
 class Incoming:
@@ -237,6 +233,7 @@ class Incoming:
         self._layout, self._files = layout, files
         self._memory: dict[int, Any] = {}  # segment -> a flat uint8 tensor or array
         self._uses: dict[int, int] = {}
+        self._open: dict[int, OpenFile] = {}
         for segment, _, _ in layout.refs:
             self._uses[segment] = self._uses.get(segment, 0) + 1
 
@@ -246,40 +243,26 @@ class Incoming:
         for file in files:
             os.close(file)
 
-    def _buffer(self, segment: int) -> tuple[Any, bool]:
-        """(an object with the buffer protocol, whether it must be copied to be owned)."""
-        file, position, length, pad, _ = self._layout.segments[segment]
+    def source(self, ref: int) -> Source:
+        """The bytes of an interval, to be written over memory after the message was decoded."""
+        segment, offset, length = self._layout.refs[ref]
+        file, position, _, pad, _ = self._layout.segments[segment]
         if file < 0:
-            return self._layout.inline[position], True
-        region = _Region(self._files[file], position, pad + length)
-        array = (ctypes.c_char * (pad + length)).from_address(region.address)
-        array.region = region  # type: ignore[attr-defined]  # the mapping lives as long as what looks at it
-        return array, False
+            return Source(memoryview(self._layout.inline[position])[offset : offset + length], 0, length)
+        if file not in self._open:
+            self._open[file] = OpenFile(os.dup(self._files[file]))
+        return Source(self._open[file], position + pad + offset, length)
 
     def flat(self, segment: int) -> Any:
         """A segment as a one-dimensional uint8 tensor (when torch shares it) or array; without its pad."""
         memory = self._memory.get(segment)
         if memory is None:
-            buffer, copy = self._buffer(segment)
-            _, _, length, pad, torch_too = self._layout.segments[segment]
-            if torch_too:
-                import torch
-
-                if copy:
-                    memory = torch.empty(pad + length, dtype=torch.uint8)
-                    ctypes.memmove(memory.data_ptr() + pad, buffer, length)
-                    memory = memory[pad:]
-                else:
-                    memory = torch.frombuffer(buffer, dtype=torch.uint8)[pad:]
+            file, position, length, pad, torch_too = self._layout.segments[segment]
+            if file < 0:
+                memory = _owned(self._layout.inline[position], length, pad, torch_too)
             else:
-                import numpy
-
-                if copy:
-                    memory = numpy.empty(pad + length, numpy.uint8)
-                    memory[pad:] = numpy.frombuffer(buffer, numpy.uint8)
-                    memory = memory[pad:]
-                else:
-                    memory = numpy.frombuffer(buffer, numpy.uint8)[pad:]
+                lead = pad % _ALIGN
+                memory = _viewed(Region(self._files[file], position, pad, length).buffer(lead), torch_too)[lead:]
             self._memory[segment] = memory
         return memory
 
@@ -303,3 +286,27 @@ class Incoming:
         """Does nothing else look at the segment of this interval, and is it small?"""
         segment = self._layout.refs[ref][0]
         return segment < 0 or (self._uses[segment] == 1 and self._layout.segments[segment][0] < 0)
+
+
+def _viewed(buffer: Any, torch_too: bool) -> Any:
+    if torch_too:
+        import torch
+
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+    import numpy
+
+    return numpy.frombuffer(buffer, numpy.uint8)
+
+
+def _owned(data: bytes, length: int, pad: int, torch_too: bool) -> Any:
+    if torch_too:
+        import torch
+
+        memory = torch.empty(pad + length, dtype=torch.uint8)
+        ctypes.memmove(memory.data_ptr() + pad, data, length)
+        return memory[pad:]
+    import numpy
+
+    array = numpy.empty(pad + length, numpy.uint8)
+    array[pad:] = numpy.frombuffer(data, numpy.uint8)
+    return array[pad:]

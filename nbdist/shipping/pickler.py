@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 import xxhash
 
+from nbdist.shipping.chunks import Pieces, make_patch
 from nbdist.shipping.classify import Classifier, by_reference
 from nbdist.shipping.errors import StaysOnRank
 from nbdist.shipping.handle import RankedValue, handle_facts
@@ -26,9 +27,10 @@ from nbdist.shipping.kinds_container import DictKind, ListKind, SetKind, unfille
 from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, tensor_extent
 from nbdist.shipping.kinds_object import ObjectKind, OptimizerKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
-from nbdist.shipping.memory import Outgoing, raw
+from nbdist.shipping.memory import Outgoing
 from nbdist.shipping.modules import find_module, importable, submodules
 from nbdist.shipping.reducers import REDUCERS
+from nbdist.shipping.regions import raw
 from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view, move_into
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
@@ -77,6 +79,10 @@ class Packer(cloudpickle.Pickler):
             return _itself, (kind.unwrap(value),)
         if cls is Content:
             return self._memory(value.value, type(value.value), fresh=True) or (_itself, (value.value,))
+        if cls is Pieces:
+            add, address, owner = self.outgoing.add, value.address, value.value
+            parts = [(offset, add(address + offset, length, owner)) for offset, length in value.runs]
+            return make_patch, (self.outgoing, value.form, parts)
         if cls is RankedValue:
             return self._handle(value)
         if cls in REDUCERS:

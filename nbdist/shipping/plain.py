@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from nbdist.shipping.kinds import CannotApply, Kind, Snapshot
-from nbdist.shipping.memory import equal_bytes
+from nbdist.shipping.regions import equal_bytes
 
 LARGE = 1000  # entries
 

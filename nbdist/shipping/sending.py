@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.shipping.chunks import Pieces
 from nbdist.shipping.errors import CannotShip
 from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of, too_deep
+from nbdist.shipping.kinds_memory import PATCHED, without_content
 from nbdist.shipping.message import BIND, EXTRA, UPDATE, Encoder, Frame, FrameFailed, binding_order
 from nbdist.shipping.shipment import Plan
 from nbdist.shipping.table import Table, Token
@@ -22,6 +24,7 @@ class Sending:
         walked: everything that is reached from the names and from `extra`.
         hard: names that are surely read.
         numbers: gives tokens to objects that have none yet.
+        whole: tokens of objects that a change does not suffice for: "all" their content, or "anew".
         left_out: names that could not be packed and may stay, with the reason.
     """
 
@@ -32,6 +35,7 @@ class Sending:
     walked: Walked
     hard: set[str]
     extra: Any
+    whole: dict[Token, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     _fresh: dict[int, Token] = field(default_factory=dict)
 
@@ -72,11 +76,16 @@ class Sending:
     def _frames(self, plan: Plan) -> list[Frame]:
         frames = [Frame(BIND, name, plan.binds[name]) for name in binding_order(plan.binds)]
         for token, (node, old) in plan.updates.items():
-            frame = Frame(UPDATE, token, None)
+            frame, how = Frame(UPDATE, token, None), self.whole.get(token)
+            if how is not None:
+                old = None if how == "anew" else without_content(old)
             try:
-                frame.content = (node.kind.letter, node.kind.change(node.value, old, node.snapshot))
+                change = node.kind.change(node.value, old, node.snapshot)
             except Exception as error:
                 raise FrameFailed(frame, error) from error
+            frame.content = (node.kind.letter, change)
+            if node.kind.letter in PATCHED and type(change[0]) is Pieces:
+                plan.patches[token] = (change[0].size, change[0].form[3])
             frames.append(frame)
         if self.extra is not None:
             frames.append(Frame(EXTRA, None, self.extra))

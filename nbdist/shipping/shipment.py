@@ -34,6 +34,7 @@ class Shipment:
     notes: list[str] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list, repr=False)
     settled: dict[str, Any] = field(default_factory=dict, repr=False)
+    asked: dict[str, Any] = field(default_factory=dict, repr=False)  # what `Home.ship` was called with
 
 
 @dataclass
@@ -63,3 +64,4 @@ class Plan:
     binds: dict[str, Any]
     updates: dict[Token, tuple[Node, Snapshot | None]]  # the node, and the snapshot that these ranks have
     packed: Packed = field(default_factory=Packed)
+    patches: dict[Token, tuple[int, int]] = field(default_factory=dict)  # bytes that are sent in pieces, of how many

@@ -7,6 +7,7 @@ from typing import Any
 
 from nbdist.shipping.classify import Classifier
 from nbdist.shipping.kinds import MISSING, Snapshot
+from nbdist.shipping.kinds_memory import remember_content
 from nbdist.shipping.kinds_object import MODULE_PARTS
 from nbdist.shipping.walk import Walker
 
@@ -25,6 +26,7 @@ class Table:
         self.objects: dict[Token, Any] = {}
         self.tokens: dict[int, Token] = {}
         self.snapshots: dict[Token, Snapshot] = {}
+        self.patched: dict[Token, tuple[int, int]] = {}
         self.walker = Walker(self.kinds, namespace, self.tokens.get, self._adopt_parts, self.snapshots.get)
 
     def put(self, token: Token, value: Any, snapshot: Snapshot | None = None) -> None:
@@ -43,6 +45,7 @@ class Table:
         if value is not MISSING and self.tokens.get(id(value)) == token:
             del self.tokens[id(value)]
         self.snapshots.pop(token, None)
+        self.patched.pop(token, None)
         self.walker.bulk.discard(token)
 
     def release(self, dead: dict[Token, Any]) -> None:
@@ -59,7 +62,22 @@ class Table:
         self.objects.clear()
         self.tokens.clear()
         self.snapshots.clear()
+        self.patched.clear()
         self.walker.bulk.clear()
+
+    def has_patched(self, patches: dict[Token, tuple[int, int]]) -> None:
+        """Objects whose content was sent in pieces: (bytes sent, bytes of all)."""
+        for token, (size, length) in patches.items():
+            if size == length:
+                self.patched.pop(token, None)
+            else:
+                self.patched[token] = (self.patched.get(token, (0, 0))[0] + size, length)
+
+    def worn_out(self) -> list[Token]:
+        """Objects of which so many pieces were sent that the old files, each mapped in part, hold as much memory
+        again: the next change is to be sent whole.
+        """
+        return [token for token, (size, length) in self.patched.items() if size >= length]
 
     def held(self) -> Iterable[tuple[int, Any]]:
         """(id, object) of all that has a token."""
@@ -98,6 +116,12 @@ class Table:
                 if kind is not None:
                     self.put(token, part, old or (kind.letter, *kind.snap(type(part)())))
         return emptied
+
+    def remember(self, tokens: Iterable[Token], digests: dict[Token, Any]) -> None:
+        """The content of these objects has come with a message that gave these digests."""
+        for token in tokens:
+            if token in digests and token in self.objects:
+                remember_content(self.objects[token], digests[token])
 
     def refresh(self, tokens: Iterable[Token], digests: dict[Token, Any] | None = None) -> None:
         """Take new snapshots of objects as they are now."""

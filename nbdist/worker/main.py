@@ -22,7 +22,7 @@ from typing import Any
 
 from nbdist import state, system
 from nbdist.config.detect import note_rank
-from nbdist.shipping import Away
+from nbdist.shipping import Away, NeedsMore
 from nbdist.shipping.link import Link, LinkClosed, Message
 from nbdist.worker import environment, failure, keyboard
 from nbdist.worker.blackbox import BlackBox
@@ -229,13 +229,14 @@ class Rank:
         except BaseException as error:
             self.away.rollback()
             reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-            self.link.send("received", cell=cell["cell"], error=reason, whole=traceback.format_exc())
+            more = error.missing if isinstance(error, NeedsMore) else {}
+            self.link.send("received", cell=cell["cell"], error=reason, missing=more, whole=traceback.format_exc())
             if cell["trivial"]:  # nobody waits to hear it: the others run already
                 self._give_up(cell, error)
             else:
                 self._wait_for_verdict(cell)
             return False, None
-        self.link.send("received", cell=cell["cell"], error=None)
+        self.link.send("received", cell=cell["cell"], error=None, missing={})
         if not cell["trivial"] and not self._wait_for_verdict(cell):
             self.away.rollback()
             return False, None

@@ -348,6 +348,15 @@ def test_each_rank_keeps_its_own(nb: Notebook) -> None:
     assert nb.value("list(ranks['number'])") == [6, 6]
 
 
+def test_each_rank_keeps_its_own_part_of_large_memory_until_the_notebook_changes_that_object(nb: Notebook) -> None:
+    nb.ok("field = torch.zeros(1 << 20)")
+    nb.ranks("field[7] = rank + 1")
+    assert nb.value("(field[7].item(), ranks[1]['field'][7].item())") == (1, 2)
+    nb.ok("field[1 << 19] = 5")
+    cell = nb.ranks("seen = field[7].item(), field[1 << 19].item()")
+    assert cell.stderr == "" and nb.value("list(ranks['seen'])") == [(1, 5), (1, 5)]
+
+
 def test_wrapper_and_optimizer_stay_together(nb: Notebook) -> None:
     nb.ok("net = nn.Linear(2, 1); bare = net")
     nb.ranks(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nbdist.shipping import Arrival, Home, Parcel, Shipment, analyse
+from nbdist.shipping import Arrival, Home, NeedsMore, Parcel, Shipment, analyse
 
 from .peer import receive, send
 
@@ -66,6 +66,8 @@ class Notebook:
         self.home = Home(self.ns, len(remotes), fetch=self.fetch)
         self.shipped: list[str] = []
         self.left_out: dict[str, str] = {}
+        self.failures: list[BaseException] = []
+        self.again = False
         self.parcels = 0
         self.size = 0
         for remote in remotes:
@@ -81,8 +83,19 @@ class Notebook:
         return eval(source, self.ns)
 
     def deliver(self, shipment: Shipment) -> None:
-        """Send to all, and commit or roll back everywhere."""
-        failures: list[BaseException] = []
+        """Send to all, and commit or roll back everywhere; with more where a rank's own content differs."""
+        self.again = False
+        try:
+            self._deliver(shipment)
+        except NeedsMore as error:
+            self.again = True
+            missing = {**error.missing}
+            for other in self.failures:
+                missing.update(getattr(other, "missing", {}))
+            self._deliver(self.home.again(shipment, missing))
+
+    def _deliver(self, shipment: Shipment) -> None:
+        failures = self.failures = []
         for ranks, parcel in shipment.parcels:
             for rank in ranks:
                 self.remotes[rank].tell("decode", parcel.head, files=parcel.files)
