@@ -6,10 +6,10 @@ system, a sandbox), everything counts as written.
 
 from __future__ import annotations
 
-import mmap
 import os
 from typing import Any
 
+from nbdist import system
 from nbdist.shipping.lazy import numpy_if_loaded
 from nbdist.shipping.regions import PAGE, Region, raw
 
@@ -51,12 +51,10 @@ def _ask(address: int, length: int, chunk: int) -> list[bool] | None:
 
 def _try() -> bool:
     """Does a written page show, and one that is only read not?"""
-    if not hasattr(os, "memfd_create"):
-        return False
-    file = os.memfd_create("nbdist", os.MFD_CLOEXEC)
+    file = system.memory_file("nbdist-pages")
     try:
         os.pwrite(file, b"x" * 4 * PAGE, 0)
-        region = Region(file, 0, 0, 4 * mmap.PAGESIZE)
+        region = Region(file, 0, 0, 4 * PAGE)
     finally:
         os.close(file)
     memory = raw(region.address, region.length)
