@@ -24,7 +24,7 @@ def quantile(figures: Sequence[float], share: float) -> float:
 
 
 def seconds(value: float) -> str:
-    """A time as one reads it: two digits, milliseconds below a second."""
+    """A time as one reads it: two digits or three, milliseconds below a second."""
     if value >= 10:
         return f"{value:.0f} s"
     if value >= 0.995:
@@ -37,14 +37,19 @@ def of(records: Sequence[Record], tool: str, row: str) -> list[Record]:
 
 
 def times(records: Sequence[Record], tool: str, row: str) -> list[float]:
-    """The seconds of what went well."""
-    return [r["seconds"] for r in of(records, tool, row) if r["ok"] and r["seconds"] is not None]
+    """The seconds of what went well; a Stop went well when the next cell works."""
+    return [
+        record["seconds"] for record in of(records, tool, row)
+        if record["ok"] and record["seconds"] is not None and record.get("usable", True)
+    ]  # fmt: skip
 
 
 def figure(figures: Sequence[float], base: Sequence[float] | None) -> str:
     """Median, the range from the 10th to the 90th of a hundred, and how many times the median of `base`."""
     middle = statistics.median(figures)
-    text = f"{seconds(middle)} ({seconds(quantile(figures, 0.1))} to {seconds(quantile(figures, 0.9))})"
+    text = seconds(middle)
+    if len(figures) > 1:
+        text += f" ({seconds(quantile(figures, 0.1))} to {seconds(quantile(figures, 0.9))})"
     if base:
         text += f", {_times(middle / statistics.median(base))}"
     return text
@@ -62,14 +67,17 @@ def cell(records: Sequence[Record], tool: Tool, row: str, base: str) -> str:
     if row == "orphans":
         return _orphans(found)
     good = times(records, tool.name, row)
-    if not good:
-        return f"no: {_short(found[-1]['words'])}" if not found[-1]["words"].startswith("never") else found[-1]["words"]
-    text = figure(good, times(records, base, row) if tool.name != base else None)
     if row.startswith("stop"):
-        return _stopped(found, tool, text)
+        return _stopped(
+            found, tool, figure(good, times(records, base, row) if tool.name != base else None) if good else ""
+        )
+    if not good:
+        return f"no: {_short(found[-1]['words'])}"
+    remark = tool.remarks.get(row)
+    text = figure(good, times(records, base, row) if tool.name != base and remark is None else None)
     if any(record.get("copy") for record in found):
         text += "; another object: aliases keep the old weights"
-    if (remark := tool.remarks.get(row)) is not None:
+    if remark is not None:
         text += f"; {remark}"
     if failed := [record for record in found if not record["ok"]]:
         text += f"; {len(failed)} of {len(found)} failed: {_short(failed[-1]['words'])}"
@@ -81,20 +89,26 @@ def cell(records: Sequence[Record], tool: Tool, row: str, base: str) -> str:
 
 
 def _stopped(found: Sequence[Record], tool: Tool, text: str) -> str:
-    usable = [record for record in found if record.get("usable")]
-    if len(usable) == len(found):
-        return f"{text}; {'ranks and state kept' if tool.keeps else 'the next launch works'}"
-    bad = next(record for record in found if not record.get("usable"))
-    how_often = "" if not usable else f" ({len(found) - len(usable)} of {len(found)})"
-    return f"{text}; the next cell fails{how_often}: {_short(bad['words'])}"
+    """In words: what Stop left, or that it left nothing that works."""
+    parts = [f"{text}; {'ranks and state kept' if tool.keeps else 'the next launch works'}"] if text else []
+    for record in found:
+        if not record["ok"]:
+            parts.append(_short(record["words"]))
+        elif not record["usable"]:
+            parts.append(f"back after {seconds(record['seconds'])}, but the next cell fails: {_short(record['words'])}")
+    counted = {part: parts.count(part) for part in parts}
+    first, *rest = counted
+    if not rest:
+        return first
+    return "; ".join([first, *(f"{counted[part]} of {len(found)}: {part}" for part in rest)])
 
 
 def _orphans(found: Sequence[Record]) -> str:
     most = max(record["left"] for record in found)
     if not most:
         return f"none, after {seconds(max(record['seconds'] for record in found))} at most"
-    burning = max(record["cpu"] for record in found)
-    return f"{most}" + (f", using {burning} % of a core" if burning > 20 else "")
+    computing = any(record["cpu"] > 20 for record in found)
+    return f"{most}" + (", still computing" if computing else "")
 
 
 def _short(words: str, most: int = 110) -> str:
@@ -108,6 +122,7 @@ def table(result: Record, tools: Sequence[Tool] = TOOLS) -> str:
     shown = [tool for tool in tools if any(record["tool"] == tool.name for record in records)]
     base = shown[0].name
     rows = [key for key in TITLES if key not in HIDDEN and any(record["row"] == key for record in records)]
+    rounds = 1 + max(record["round"] for record in records)
     heads = [f"{tool.name} {about['versions'][tool.name]['tool']}" for tool in shown]
     lines = [
         "# A cell on two ranks: nbdist and its peers",
@@ -117,8 +132,8 @@ def table(result: Record, tools: Sequence[Tool] = TOOLS) -> str:
         f"gloo; load average {_list(about['loads'])} before each round and at the end: the machine was shared, so read "
         "the ratios.",
         "",
-        f"Real kernels, two ranks, {1 + max(record['round'] for record in records)} rounds with the tools in turns, cell by cell. Each entry: "
-        "median (10th to 90th percentile), times nbdist's median. From the execute request to idle.",
+        f"Real kernels, two ranks, {rounds} rounds with the tools in turns, warm cells one by one. An entry is the "
+        "median from the execute request to idle (10th to 90th percentile), and how many times nbdist's median it is.",
         "",
         f"| | {' | '.join(heads)} |",
         f"|---|{'---|' * len(heads)}",
@@ -165,11 +180,15 @@ def plot(result: Record, file: Path, tools: Sequence[Tool] = TOOLS) -> None:
         for at, tool in enumerate(reversed(shown)):
             colour = "#1f6feb" if tool.name == shown[0].name else "#8c959f"
             if figures := times(records, tool.name, key):
-                panel.barh(at, statistics.median(figures) - low, left=low, color=colour, height=0.6)
+                look = {"color": colour}
+                if key in tool.remarks:  # not the same thing: see the table
+                    look = {"facecolor": "white", "edgecolor": colour, "linestyle": "--"}
+                panel.barh(at, statistics.median(figures) - low, left=low, height=0.6, **look)
                 panel.plot([quantile(figures, 0.1), quantile(figures, 0.9)], [at, at], color="black", linewidth=1)
             else:
                 found = of(records, tool.name, key)
-                word = "never" if found and found[-1]["words"].startswith("never") else "cannot"
+                never = bool(found) and found[-1]["words"].startswith("never")
+                word = "never" if never else "ranks are lost" if key.startswith("stop") else "cannot"
                 panel.text(low * 1.15, at, word, va="center", fontsize=8, color="#b62324")
         panel.set_xscale("log")
         panel.set_xlim(low, max(every) * 2)

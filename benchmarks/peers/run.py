@@ -21,7 +21,7 @@ from .tools import Tool
 
 Record = dict[str, Any]
 LIMIT = 60.0  # seconds for a cell that should end
-STOP_LIMIT = 20.0  # seconds after which Stop has not worked
+STOP_LIMIT = 35.0  # seconds after which Stop has not worked
 ORPHAN_SECONDS = 3.0
 PATIENCE_WITH_SLOW = 15.0  # seconds a round, tool and row after which a slow one is not repeated
 
@@ -115,7 +115,7 @@ class Bench:
 
     def _repeat(self, tool: Tool, row: Row, k: int) -> bool:
         """One repetition of a row; whether it did what the row says."""
-        kernel, cells = self.kernel(tool), row.cells(tool, self.round * self.repetitions + k)
+        kernel, cells = self.kernel(tool), row.cells(tool, 1 + self.round * self.repetitions + k)
         if not cells.timed:
             return False
         for cell in cells.before:
@@ -191,8 +191,10 @@ class Bench:
 
 
 def _last(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "nothing shown"
+    """The line that tells most: an error, else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "IPython.core.display" not in line]
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["nothing shown"])[-1]
 
 
 def machine() -> Record:

@@ -119,7 +119,10 @@ class Nbdistributed(Tool):
 class Ipyparallel(Tool):
     name: str = "ipyparallel"
     requirement: str = "ipyparallel==9.2.0"
-    setting: str = "`Cluster(n=2)`, `%%px --progress-after -1` (no options: slower), names by `push` and `view[...]`, `use_cloudpickle()`"
+    setting: str = (
+        "`Cluster(n=2)`, `%%px --progress-after -1` (no options: slower), names by `push` and `view[...]`, "
+        "`use_cloudpickle()`"
+    )
     also: tuple[str, ...] = ("cloudpickle",)
     px: str = "%%px --progress-after -1"
 
@@ -169,7 +172,10 @@ class JupyterDistributed(Tool):
 class Torchrunx(Tool):
     name: str = "torchrunx"
     requirement: str = "torchrunx==0.4.0"
-    setting: str = '`Launcher(workers_per_host=2, backend="gloo")`, names as arguments and return value (a model as its state dict), no log files'
+    setting: str = (
+        '`Launcher(workers_per_host=2, backend="gloo")`, names as arguments and return value (a model as its state), '
+        "no log files"
+    )
     keeps: bool = False
 
     def start(self) -> list[str]:
