@@ -8,7 +8,7 @@ TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test browser lint typecheck bench clean
+.PHONY: demo test browser lint typecheck bench bench-peers clean
 
 # A machine without an NVIDIA driver takes torch's CPU build: from wherever pip already looks, else from PyTorch's own index.
 $(STAMP): pyproject.toml constraints.txt
@@ -49,5 +49,9 @@ typecheck: $(STAMP)
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cells.py && OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accelerator_overhead.py
 
+# Makes an environment for each peer below benchmarks/.envs (once, about 2 GB), then measures all in turns: half an hour.
+bench-peers: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers
+
 clean:
-	rm -rf $(VENV) .typecheck build *.egg-info
+	rm -rf $(VENV) .typecheck build *.egg-info benchmarks/.envs

@@ -3,8 +3,8 @@
     python benchmarks/cells.py [row ...]        rows: load first warm names big one stop kill
 
 Each is measured beside what it is compared with (an ordinary cell, one copy of the memory) in the same run: these
-are ratios and differences
-on a shared machine, not times of a quiet one.
+are ratios and differences on a machine that others may use too; the last column says how much. The other tools:
+`make bench-peers`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ REDUCE = "%%distributed -n 2\nt = torch.ones(1)\ndist.all_reduce(t)"
 
 
 def row(what: str, wanted: str, measured: str) -> None:
-    print(f"| {what} | {wanted} | {measured} |", flush=True)
+    """One line of the table, with the load average of the minute in which it was measured."""
+    print(f"| {what} | {wanted} | {measured} | {os.getloadavg()[0]:.1f} |", flush=True)
 
 
 def interleaved(notebook: Notebook, ordinary: str, distributed: str, times: int) -> tuple[float, float]:
@@ -236,9 +237,8 @@ ROWS: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     chosen = sys.argv[1:] or list(ROWS)
-    load1 = os.getloadavg()[0]
-    print(f"{psutil.cpu_count(logical=False)} cores, load {load1:.1f} at the start, Python {sys.version.split()[0]}\n")
-    print("| what | wanted | measured |\n|---|---|---|")
+    print(f"{psutil.cpu_count(logical=False)} cores, Python {sys.version.split()[0]}\n")
+    print("| what | wanted | measured | load average |\n|---|---|---|---|")
     for name in chosen:
         ROWS[name]()
 

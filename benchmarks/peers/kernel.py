@@ -147,8 +147,11 @@ class Kernel:
             with contextlib.suppress(queue.Empty):
                 reply = self.client.get_shell_msg(timeout=1)
                 if reply["parent_header"].get("msg_id") == message_id:
-                    if reply["content"]["status"] == "error" and not shown.error:
+                    status = reply["content"]["status"]
+                    if status == "error" and not shown.error:
                         shown.error = f"{reply['content'].get('ename')}: {reply['content'].get('evalue')}"
+                    elif status == "aborted":
+                        shown.error = "AbortError: the kernel passed this cell over"
                     return
 
     @staticmethod

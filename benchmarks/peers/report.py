@@ -162,6 +162,7 @@ def plot(result: Record, file: Path, tools: Sequence[Tool] = TOOLS) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     records = result["records"]
     shown = [tool for tool in tools if any(record["tool"] == tool.name for record in records)]
@@ -192,6 +193,7 @@ def plot(result: Record, file: Path, tools: Sequence[Tool] = TOOLS) -> None:
                 panel.text(low * 1.15, at, word, va="center", fontsize=8, color="#b62324")
         panel.set_xscale("log")
         panel.set_xlim(low, max(every) * 2)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0,) if max(every) > 30 * low else (1.0, 2.0, 5.0)))
         panel.set_title(_wrapped(TITLES[key].replace("`", "")), fontsize=8)
         panel.tick_params(labelsize=7)
         panel.set_yticks(range(len(shown)), [tool.name for tool in reversed(shown)])
