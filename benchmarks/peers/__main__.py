@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 from pathlib import Path
 
 from . import environments, report, run
@@ -28,6 +30,9 @@ def main() -> None:
     if options.again:
         result = json.loads(options.again.read_text())
     else:
+        # A job in the background of a script ignores SIGINT, and so would every kernel and rank: no Stop would work.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the kernels are ended as well
         environments.make(names)
         raw = options.out.with_suffix(".json")
         result = run.measure(tools, options.rounds, options.repetitions, options.rows.split(","), raw)
