@@ -1,20 +1,24 @@
-"""`%distributed on | off | status | stop | restart | pull NAME | resync`."""
+"""`%distributed on | off | status | stop | restart | pull NAME | resync | env`."""
 
 from __future__ import annotations
 
 import difflib
+import html
+import os
 import time
 from typing import Any
 
-import psutil
-
+from nbdist.launchers import client
 from nbdist.launchers.cell import Request, run_cell
 from nbdist.launchers.errors import NotOnTheRanks
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import held_by, settle, state_on_ranks
+from nbdist.launchers.status import footprint, look, on_gpus
+from nbdist.magics.environment import report
 from nbdist.magics.options import OptionError, parse
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.session import Session
+from nbdist.magics.tables import as_html, as_text, rows, size
 from nbdist.shipping import RankedValue
 
 _NO_LIMIT = 1 << 62
@@ -61,41 +65,64 @@ def _status(session: Session, rest: str) -> None:
     if not pools:
         print("no ranks: a %%distributed cell starts them")
         return
+    text, page, own = [], [], 0
     for pool in pools:
-        last = " (used last)" if pool is session.last else ""
-        print(f"{pool.options}{last}: {pool.cells} cells run, idle for {time.monotonic() - pool.last_used:.0f} s")
-        for rank, pid in enumerate(pool.pids):
-            print(f"  rank {rank}  pid {pid}  {_state(pool, rank)}  {_memory(pid)}")
+        ranks = look(pool)
+        head, table = rows(ranks)
+        own += sum(rank.own or 0 for rank in ranks)
+        lines = _about(session, pool)
         held = held_by(pool)
-        if held:
-            print(f"  only on the ranks: {', '.join(held)}")
+        below = [f"only on the ranks: {', '.join(held)}"] if held else []
+        text += [lines[0], *(f"  {line}" for line in lines[1:]), as_text(head, table), *(f"  {line}" for line in below)]
+        page += [f"<b>{html.escape(lines[0])}</b>", *map(html.escape, lines[1:]), as_html(head, table)]
+        page += map(html.escape, below)
+    behind = max(0, footprint([client.supervisor().process.pid]) - own)
+    cost = (
+        f"{_count(pools)} {size(own)} of their own, which `%distributed stop` gives back; {size(behind)} more for "
+        "torch in the supervisor and its fork server, so that ranks start at once"
+    )
+    text.append(cost)
+    page.append(html.escape(cost))
+    session.shell.display_pub.publish({"text/plain": "\n".join(text), "text/html": "<br>".join(page)})
 
 
-def _state(pool: Pool, rank: int) -> str:
-    if rank not in pool.alive:
-        return "ended"
-    if pool.unsettled is not None and rank not in pool.unsettled.done:
-        return "still in native code of the interrupted cell"
-    return "ready"
+def _about(session: Session, pool: Pool) -> list[str]:
+    last = " (used last)" if pool is session.last else ""
+    now = "running" if pool.busy else f"idle for {time.monotonic() - pool.last_used:.0f} s"
+    cells = "1 cell" if pool.cells == 1 else f"{pool.cells} cells"
+    return [
+        f"{pool.options}{last}: {cells} run, {now}",
+        *([f"chosen by {pool.why}"] if pool.why else []),
+        f"{pool.threads} thread{'s' if pool.threads > 1 else ''} a rank: {pool.why_threads}",
+    ]
 
 
-def _memory(pid: int) -> str:
-    try:
-        process = psutil.Process(pid)
-        info = process.memory_full_info()
-        return f"{info.uss / 2**20:.0f} MiB of its own, {info.rss / 2**20:.0f} MiB with what is shared"
-    except psutil.Error:
-        return ""
+def _count(pools: list[Pool]) -> str:
+    return "these ranks have" if len(pools) == 1 else f"the ranks of {len(pools)} pools have"
 
 
 def _stop(session: Session, rest: str) -> None:
+    """All pools, or the one that the options name."""
     pools = _started(session)
+    if rest:
+        wanted = session.key_for(parse(rest))
+        pools = [pool for pool in pools if pool.options == wanted]
+        if not pools:
+            print(f"there are no {wanted}")
+            return
+    if not pools:
+        print("no ranks are running")
+        return
+    # The notebook is measured too: what it shared with the ranks is all its own afterwards.
+    before, on_device = footprint([os.getpid()]), on_gpus(pools)
     for pool in pools:
         lost = state_on_ranks(pool)
         pool.end()
         print(f"ended: {pool.options}{lost}")
-    if not pools:
-        print("no ranks are running")
+    freed = before - footprint([os.getpid()])
+    after = on_gpus(pools)
+    device = f", and {size(on_device - after)} on the GPUs" if on_device is not None and after is not None else ""
+    print(f"memory given back: {size(max(0, freed))}{device}")
 
 
 def _restart(session: Session, rest: str) -> None:
@@ -152,6 +179,10 @@ def _resync(session: Session, rest: str) -> None:
         print(f"left alone, since they differ in structure between ranks: {', '.join(told['differ'])}")
 
 
+def _env(session: Session, rest: str) -> None:
+    print(report(session))
+
+
 _COMMANDS = {
     "on": _on,
     "off": _off,
@@ -160,4 +191,5 @@ _COMMANDS = {
     "restart": _restart,
     "pull": _pull,
     "resync": _resync,
+    "env": _env,
 }

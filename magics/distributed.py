@@ -34,17 +34,18 @@ class Distributed:
         self.session, self.shell = session, session.shell
 
     def line(self, line: str) -> None:
-        """`%distributed on [options] | off | status | stop | restart | pull NAME | resync`
+        """`%distributed on [options] | off | status | stop | restart | pull NAME | resync | env`
 
         on       every following cell runs on ranks, with these options, as if `%%distributed` were its first line.
                  Here in the notebook stay: cells of line magics and `!` alone (`%time f()` and the like run code, and
                  go to the ranks), cells of another cell magic (`%%bash`, `%%html`; `%%timeit` goes to the ranks,
                  `%%time` and `%%capture` stay around the cell), and cells that begin with `%distributed` or `%load_ext`
         off      cells run in the notebook again
-        status   the pools: ranks, processes, memory
-        stop     end all ranks; the next cell starts new ones
+        status   the pools and why they are what they are; each rank's process, device, state, memory, biggest names
+        stop     end all ranks, or one pool's (`stop -n 4`); says how much memory came back
         restart  end them and start new ones now
         pull     bring a name home that stayed on the ranks, whatever its size
+        env      versions, machine, GPUs, limits, settings and choices, to paste into a report
         resync   write rank 0's models, optimizers, tensors and numbers over the other ranks'
         """
         try:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from nbdist.config.detect import choose_ranks
+from nbdist.config.detect import Choice, choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.cell import Screen
 from nbdist.launchers.devices import check_free, in_the_way
@@ -39,13 +39,21 @@ class Session:
     def supervisor(self) -> client.Supervisor:
         return client.supervisor(preload=[RUNNER, SLOW_TO_IMPORT])
 
+    def choice_for(self, options: Options) -> Choice:
+        """What these options mean here."""
+        return choose_ranks(ranks=options.n, cpus=options.cpus, gpus=options.gpus, devices=client.devices)
+
+    def key_for(self, options: Options) -> PoolOptions:
+        """What the pool of these options is known by."""
+        return PoolOptions.of(self.choice_for(options), RUNNER)
+
     def pool_for(self, options: Options, screen: Callable[[int], Screen]) -> Pool:
         """The pool that these options name; not started when it is new.
 
         Raises:
             NotEnoughDevices: with what there is and the way out.
         """
-        choice = choose_ranks(ranks=options.n, cpus=options.cpus, gpus=options.gpus, devices=client.devices)
+        choice = self.choice_for(options)
         size, key = choice.ranks, PoolOptions.of(choice, RUNNER)
         pool = self.pools.get(key)
         if pool is not None and options.fresh and pool.started:

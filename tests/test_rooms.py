@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # room -> rooms it may import; `utils` is a face; `registry`, `messages`, `system` and `cgroups` are leaves beside it.
 MAY = {
-    "config": {"cgroups"},
+    "config": {"cgroups", "system"},
     "system": set(),
     "cgroups": set(),
     "registry": set(),

@@ -28,7 +28,7 @@ def cores(quota: float | None = None) -> Cores:
     host = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     usable = min(_physical(allowed), len(allowed))
-    why = f"{_cores(usable)} of the machine's" if usable >= host else f"{usable} of {host} physical cores by affinity"
+    why = _cores(usable) if usable >= host else f"{usable} of {host} physical cores by affinity"
     quota = cgroups.processors() if quota is None else quota
     if quota is not None and quota < usable:
         usable = max(1, int(quota))
@@ -59,4 +59,4 @@ def threads_for(ranks: int, environment: Mapping[str, str]) -> tuple[int, str]:
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted), f"OMP_NUM_THREADS={wanted}"
     have = cores()
-    return max(1, have.usable // ranks), f"{have.why}, shared by {ranks}"
+    return max(1, have.usable // ranks), f"{have.why}, shared by {ranks} rank{'s' if ranks > 1 else ''}"

@@ -152,9 +152,18 @@ def devices() -> Devices:
         return Devices()
     key = tuple(map(os.environ.get, CHOOSES))
     if key not in _devices:
-        chosen = {name: os.environ[name] for name in CHOOSES if name in os.environ}
-        _devices[key] = supervisor().request("devices", environment=chosen)["devices"]
+        _devices[key] = supervisor().request("devices", environment=dict(os.environ))["devices"]
     return _devices[key]
+
+
+def facts() -> list[tuple[str, str]]:
+    """What torch can do here, told by the supervisor, which has it.
+
+    Raises:
+        SupervisorLost: it could not start (torch is missing, or broken); the message has its last words.
+    """
+    told: list[tuple[str, str]] = supervisor().request("facts", environment=dict(os.environ))["facts"]
+    return told
 
 
 def end_supervisor() -> None:

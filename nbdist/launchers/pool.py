@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -85,6 +86,7 @@ class Pool:
         self.size = options.ranks
         self.home = Home(namespace, options.ranks, fetch=self._fetch)
         self.late: Callable[[Event], None] | None = None
+        self.threads, self.why_threads = 0, ""  # of each rank
         self.why = ""  # these ranks, on these devices: the reason of the choice
         self.pids: list[int] = []
         self.alive: set[int] = set()
@@ -146,7 +148,8 @@ class Pool:
     def _fork(self, owner: Supervisor, port: int) -> None:
         self.mark = b"\0nbdist" + secrets.token_hex(8).encode() + b"\n"
         around = surroundings()
-        threads, _ = threads_for(self.size, around["environment"])
+        threads, self.why_threads = threads_for(self.size, around["environment"])
+        self.threads = threads
         links, pipes, theirs, specs = [], [], [], []
         self.black_boxes: list[int] = []
         for rank in range(self.size):
@@ -298,6 +301,28 @@ class Pool:
             self.reader.listening = False
         return answers
 
+    def ask_aside(self, kind: str, limit: float) -> dict[int, Any]:
+        """Ask the control thread of every rank, from any thread and while a cell runs: {rank: answer} of those that
+        answer within `limit` seconds.
+        """
+        reader, ranks, query = self.reader, sorted(self.alive), self.new_query()
+        answers: dict[int, Any] = {}
+        if reader is None:
+            return answers
+        inbox = reader.asides[query] = queue.SimpleQueue()
+        # A rank that does not read would hold us up here.
+        threading.Thread(target=self.send, args=(ranks, kind), kwargs={"query": query}, daemon=True).start()
+        end = time.monotonic() + limit
+        try:
+            while len(answers) < len(ranks):
+                rank, answer = inbox.get(timeout=max(0.0, end - time.monotonic()))
+                answers[rank] = answer
+        except queue.Empty:
+            pass
+        finally:
+            del reader.asides[query]
+        return answers
+
     def changed_surroundings(self) -> dict[str, Any] | None:
         """The notebook's surroundings when they are not what the ranks were told last, else None."""
         now = surroundings()
@@ -314,12 +339,13 @@ class Pool:
 
     # ---------------------------------------------------------------- signals
 
-    def _lives(self, rank: int) -> bool:
+    def lives(self, rank: int) -> bool:
+        """Its process has not ended."""
         return not self._handles[rank].ended()
 
     def notice_ends(self) -> None:
         """A rank whose process has ended is not alive, also when the end of its socket has not been read yet."""
-        self.alive = {rank for rank in self.alive if self._lives(rank)}
+        self.alive = {rank for rank in self.alive if self.lives(rank)}
 
     def signal(self, ranks: Iterable[int], number: int) -> None:
         """To these processes alone: a number that was given to another process in between is never hit."""
@@ -329,7 +355,7 @@ class Pool:
     def signal_groups(self, ranks: Iterable[int], number: int) -> None:
         """To the process groups of these ranks, as a terminal does: DataLoader workers and `os.system` need that."""
         for rank in ranks:
-            if self._lives(rank):
+            if self.lives(rank):
                 with contextlib.suppress(OSError):
                     os.killpg(self.pids[rank], number)
 

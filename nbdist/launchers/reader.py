@@ -52,6 +52,8 @@ class Reader:
         self._urgent: collections.deque[Event] = collections.deque()  # what must not wait behind a flood of text
         self.listening = False  # a cell is running, and its runner takes the events
         self.late: Callable[[Event], None] | None = None
+        # Answers to these queries go here, past the runner of a cell: asked by another thread.
+        self.asides: dict[int, queue.SimpleQueue[tuple[int, Any]]] = {}
         self._mark = mark
         self._put_bytes = 0  # written by the reading thread only
         self._taken_bytes = 0  # and this by the taking one
@@ -113,7 +115,11 @@ class Reader:
             self.late(event)
             return
         elif event.what in ("control", "closed"):
-            self.put_urgent(event)
+            aside = self.asides.get(event.value.fields.get("query")) if event.what == "control" else None
+            if aside is not None:
+                aside.put((event.rank, event.value["answer"]))
+            else:
+                self.put_urgent(event)
             return
         self._tell_dropped(event.rank)  # also where nothing follows: at the end of a cell
         self._events.put(event)

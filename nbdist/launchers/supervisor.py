@@ -24,6 +24,7 @@ from typing import Any
 
 from nbdist import system
 from nbdist.config import gpus
+from nbdist.config.torch_facts import gpu_facts, torch_facts
 from nbdist.launchers.processes import descendants, kill, kill_descendants
 from nbdist.shipping.link import Link, LinkClosed
 from nbdist.shipping.wire import FILES_A_RANK
@@ -178,6 +179,8 @@ class Supervisor:
             return {"codes": self.pools[fields["pool"]].exit_codes()}
         if kind == "devices":
             return {"devices": gpus.look(fields["environment"])}
+        if kind == "facts":
+            return {"facts": [*torch_facts(fields["environment"]), *gpu_facts()]}
         if kind == "end pool":
             ranks = self.pools.pop(fields["pool"], None)
             if ranks is not None:

@@ -28,6 +28,7 @@ from nbdist.worker import environment, failure, keyboard
 from nbdist.worker.blackbox import BlackBox
 from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
+from nbdist.worker.holdings import device_memory, holdings
 from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.output import Output
 from nbdist.worker.postmortem import Postmortem
@@ -92,6 +93,7 @@ class Rank:
 
     def __init__(self, spec: dict[str, Any], link: Link, output: Output, place: int) -> None:
         self.number: int = spec["rank"]
+        self.cell: int | None = None  # the In[n] that runs, 0 for a call
         note_rank(self.number)
         self.link, self.output = link, output
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -153,6 +155,8 @@ class Rank:
         kind = message.kind
         if kind == "where":
             self.link.send("where", query=message["query"], answer=where(self.interrupts))
+        elif kind == "status":
+            self.link.send("status", query=message["query"], answer=self._status())
         elif kind == "freeze":
             step = state.step_boundary.freeze() if self.interrupts.running else None
             self.link.send("frozen", query=message["query"], answer=step)
@@ -167,6 +171,16 @@ class Rank:
         else:
             return False
         return True
+
+    def _status(self) -> dict[str, Any]:
+        device = state.current().device
+        return {
+            "cell": self.cell,
+            "line": where(self.interrupts)["line"] if self.cell is not None else None,
+            "device": str(device),
+            "memory": device_memory(device),
+            "holds": holdings(self.namespace, self.runner.injected),
+        }
 
     # ---------------------------------------------------------------- main thread
 
@@ -193,6 +207,13 @@ class Rank:
                     self.link.send("trouble", whole=traceback.format_exc())
 
     def _cell(self, message: Message) -> None:
+        try:
+            self.cell = message.fields.get("count", 0)
+            self._run_cell(message)
+        finally:
+            self.cell = None
+
+    def _run_cell(self, message: Message) -> None:
         cell = message.fields
         self.agreed = self.repaired = False
         self.postmortem.drop()

@@ -1,4 +1,4 @@
-"""`%distributed status | stop | restart | pull | resync`, help, and loading and unloading."""
+"""`%distributed status | stop | restart | pull | resync | env`, help, and loading and unloading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def error_of(nb: Notebook, code: str) -> tuple[str, str]:
 
 def pids(nb: Notebook) -> list[int]:
     """Of the ranks, as %distributed status tells them."""
-    return [int(pid) for pid in re.findall(r"rank \d+  pid (\d+)", nb.ok("%distributed status").stdout)]
+    return [int(pid) for pid in re.findall(r"^ +\d+ +(\d+) ", nb.ok("%distributed status").text, re.M)]
 
 
 def test_without_ranks(fresh: Notebook) -> None:
@@ -36,10 +36,72 @@ def test_without_ranks(fresh: Notebook) -> None:
 
 def test_status(nb: Notebook) -> None:
     nb.ranks("gen = (i for i in range(3))")
-    shown = nb.ok("%distributed status").stdout
+    nb.ranks("import torch\nbig = torch.zeros(1 << 20)\nview = big[1:]\nmodel = torch.nn.Linear(300, 300)")
+    [data] = nb.ok("%distributed status").data
+    shown, page = data["text/plain"], data["text/html"]
     assert re.search(r"^2 ranks on the CPU \(used last\): \d+ cells? run, idle for \d+ s$", shown, re.M), shown
-    assert len(re.findall(r"^  rank [01]  pid \d+  ready  \d+ MiB of its own", shown, re.M)) == 2, shown
-    assert "only on the ranks: gen" in shown
+    assert "chosen by -n 2; this machine has no GPU" in shown and "1 thread a rank: OMP_NUM_THREADS=1" in shown
+    head, *ranks = [line for line in shown.splitlines() if re.match(r" +(rank|\d+) +(pid|\d+) ", line)]
+    assert re.split(r"  +", head.strip()) == ["rank", "pid", "host", "device", "state", "own memory", "shared", "holds"]
+    for number, line in enumerate(ranks):
+        rank, _, _, device, state, own, shared, holds = re.split(r"  +", line.strip())
+        assert (rank, device, state) == (str(number), "cpu", "idle")
+        assert own.endswith("MiB") and 4 < float(own.split()[0]) < float(shared.split()[0])
+        assert holds.startswith("big 4.0 MiB, view 4.0 MiB, model 353 KiB") and "gen" not in holds
+        assert line.index(device) == head.index("device") and line.index(holds) == head.index("holds")
+    assert len(ranks) == 2 and page.count("<tr>") == 3 and "<td" in page and "big 4.0 MiB" in page
+    assert "only on the ranks: gen" in shown and "`%distributed stop` gives back" in shown
+
+
+def test_status_while_a_cell_runs_and_after_one_that_could_not_be_stopped(fresh: Notebook) -> None:
+    fresh.ranks("pass")
+    fresh.ok(
+        "import threading, time\n"
+        "cell = 'import time\\nbusy = bytes(1 << 20)\\nfor i in range(30):\\n    time.sleep(.1)'\n"
+        "thread = threading.Thread(target=get_ipython().run_cell_magic, args=('distributed', '-n 2', cell))\n"
+        "thread.start()\ntime.sleep(2)"
+    )
+    cell = fresh.ok("began = time.monotonic()\n%distributed status\ntook = time.monotonic() - began")
+    assert len(re.findall(r"running In\[\d+\], line 5 ", cell.text)) == 2 and "busy 1.0 MiB" in cell.text, cell.text
+    assert cell.text.startswith("2 ranks on the CPU (used last): 1 cell run, running\n")
+    assert fresh.value("took") < 3
+    fresh.ok("thread.join()")
+    native = "import hashlib\nif rank == 1: hashlib.pbkdf2_hmac('sha256', b'x', b'y', 20_000_000)"
+    assert fresh.run(f"%%distributed -n 2\n{native}", stop_after=1.0).status == "error"
+    lines = [line for line in fresh.ok("%distributed status").text.splitlines() if re.match(r" +\d+ +\d+ ", line)]
+    assert "idle, stopped" in lines[0] and "left running native code, line 3" in lines[1], lines
+
+
+def test_stop_says_how_much_memory_came_back_and_takes_one_pool(fresh: Notebook) -> None:
+    fresh.ranks("import torch\nblock = torch.ones(8 << 20)\nblock = None if rank else block", "-n 2 --no-return")
+    fresh.ranks("x = 1", "-n 3")
+    assert fresh.ok("%distributed stop -n 5").stdout == "there are no 5 ranks on the CPU\n"
+    shown = fresh.ok("%distributed stop -n 2").stdout
+    assert shown.startswith("ended: 2 ranks on the CPU")
+    freed = re.search(r"^memory given back: ([\d.]+) MiB$", shown, re.M)
+    assert freed is not None and 32 < float(freed[1]) < 400, shown
+    fresh.ranks("x += 1", "-n 3")
+    text = fresh.ok("%distributed status").text
+    assert "3 ranks on the CPU (used last): 2 cells run" in text and "2 ranks" not in text
+
+
+def test_env_is_a_report_to_paste_without_torch_in_the_kernel() -> None:
+    secrets = {"GLOO_TOKEN": "sesame", "TORCH_HOME": "https://me:sesame@host/x", "OTHER": "nobody asked"}
+    with Notebook({**secrets, "NCCL_DEBUG": "INFO"}) as nb:
+        nb.ok("%load_ext nbdist")
+        nb.ranks("x = rank", "-n 3")
+        shown = nb.ok("%distributed env").stdout
+        assert nb.value("'torch' in __import__('sys').modules") is False
+    for part in (
+        r"^  python +3\.", r"^  torch +\d\S*, built for the CPU", r"^  ipykernel +\d", r"^  backends +.*gloo",
+        r"^  GPUs +no GPU for ranks: this machine has no GPU", r"^  precision +bf16 on the CPU", r"^  memory +\d.*GiB",
+        r"^  open files +\d", r"^  /dev/shm +", r"^  NCCL_DEBUG +INFO$", r"^  GLOO_TOKEN +\(set, not shown\)$",
+        r"^  TORCH_HOME +https://\.\.\.@host/x$", r"^  runs on +\d+ ranks? on the CPU: this machine has no GPU; \d",
+        r"^  threads +1 a rank: OMP_NUM_THREADS=1$", r"^  supervisor +pid \d+, alive$",
+        r"^  3 ranks on the CPU  pids \d+, \d+, \d+, 1 cells? run; chosen by -n 3; this machine has no GPU$",
+    ):  # fmt: skip
+        assert re.search(part, shown, re.M), (part, shown)
+    assert "sesame" not in shown and "nobody asked" not in shown
 
 
 def test_restart_and_stop(nb: Notebook) -> None:
