@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.magic import output_can_be_silenced
 
 from nbdist.config.detect import NotEnoughDevices
-from nbdist.launchers.cell import Request, Result, run_cell
+from nbdist.launchers.cell import Request, Result, Screen, run_cell
 from nbdist.launchers.client import SupervisorLost
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
 from nbdist.launchers.pool import Pool
@@ -20,6 +20,7 @@ from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
 from nbdist.magics.options import OptionError, Options, parse
 from nbdist.magics.output import LateOutput, NotebookScreen
 from nbdist.magics.rank_names import INJECTED
+from nbdist.magics.screens import screens
 from nbdist.magics.session import Session
 from nbdist.shipping import CannotShip, NotEnoughMemory
 
@@ -65,7 +66,8 @@ class Distributed:
         --ranks 0,2-3   only these run the cell
         --return NAMES  only these names come back (a,b,c)
         --no-return     nothing comes back
-        --output MODE   merged (other ranks' lines have their rank in front), rank0, none
+        --output MODE   merged: rank 0's as an ordinary cell's, another rank's line only where it differs, as [3] ... or
+                        [1-7] ...; all: every line with its ranks in front; tabs: a tab for each rank; rank0; none
         --fresh         new ranks
         --timeout S     stop the cell after S seconds
         --env K=V       a variable for this cell
@@ -82,7 +84,7 @@ class Distributed:
         except SyntaxError as error:
             raise_syntax(self.shell, error)
         try:
-            pool = self.session.pool_for(options, lambda size: NotebookScreen(self.shell, options.output, 0))
+            pool = self.session.pool_for(options, lambda size: NotebookScreen(self.shell, "merged", 0))
             with pool.turn():
                 request, screen = self._prepare(pool, options, source)
                 result = run_cell(pool, request, screen)
@@ -101,14 +103,15 @@ class Distributed:
             raise_plain(KeyboardInterrupt("stopped before the cell started"))
         return self._finish(result, screen, options, source, pool)
 
-    def _prepare(self, pool: Pool, options: Options, source: CellSource) -> tuple[Request, NotebookScreen]:
+    def _prepare(self, pool: Pool, options: Options, source: CellSource) -> tuple[Request, Screen]:
         session, namespace = self.session, self.shell.user_ns
         ranks = options.running(pool.size)
-        lead = min(ranks) if ranks else 0
-        here = NotebookScreen(self.shell, options.output, lead)
+        here, late = screens(self.shell, options.output, ranks or range(pool.size))
         settle(pool, here)
         session.last = pool
-        pool.late = LateOutput(self.shell, options.output, lead)
+        if isinstance(pool.late, LateOutput):
+            pool.late.close()
+        pool.late = late
         defined = {name for name in INJECTED if name in namespace and namespace[name] is not session.ranks}
         own = {name for name in _THE_SHELLS_OWN if name in namespace and namespace[name] is self._shells(name)}
         leave = (INJECTED - defined) | own
@@ -137,7 +140,7 @@ class Distributed:
     def _shells(self, name: str) -> Any:
         return self.shell.user_ns_hidden.get(name)
 
-    def _finish(self, result: Result, screen: NotebookScreen, options: Options, source: CellSource, pool: Pool) -> Any:
+    def _finish(self, result: Result, screen: Screen, options: Options, source: CellSource, pool: Pool) -> Any:
         for note in result.notes:
             screen.notice(note)
         missing = sorted((options.only or frozenset()) - self.shell.user_ns.keys())

@@ -32,8 +32,8 @@ class NotebookSurface:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
 
-    def screen(self, mode: str) -> Screen:
-        return NotebookScreen(self._shell, mode, 0)
+    def screen(self, mode: str, ranks: int) -> Screen:
+        return NotebookScreen(self._shell, mode, 0, range(ranks), each="")
 
     def sources(self) -> dict[str, str]:
         """Every cell that was run: IPython keeps their text in linecache, under names that no file has."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nbdist.config.detect import TAKES_GPUS, parse_gpus
 from nbdist.config.gpus import CHOOSES
-from nbdist.launchers.screen import MODES
+from nbdist.magics.output import MODES
 
 TAKES = {
     "-n": "a number of ranks",

@@ -31,7 +31,7 @@ class Surface(Protocol):
 
     runner: str  # the module of the CellRunner
 
-    def screen(self, mode: str) -> Screen: ...
+    def screen(self, mode: str, ranks: int) -> Screen: ...
     def sources(self) -> dict[str, str]:
         """The user's code that exists in no file, for the ranks' tracebacks: {file name: text}."""
 
@@ -44,8 +44,8 @@ class Plain:
 
     runner = "nbdist.worker.calls"
 
-    def screen(self, mode: str) -> Screen:
-        return MergedScreen(mode)
+    def screen(self, mode: str, ranks: int) -> Screen:
+        return MergedScreen(mode, ranks=range(ranks))
 
     def sources(self) -> dict[str, str]:
         return {}
@@ -105,7 +105,8 @@ def launch(
     Args:
         ranks: how many, on the CPU. Default: one for each GPU, else one for each physical core, at least 2.
         gpus: how many, on one GPU each, or which ones ([0, 2]: rank i on the i-th); exclusive with `ranks`.
-        output: "merged" (other ranks' lines have their rank in front), "rank0" or "none".
+        output: "merged" (rank 0's lines, and others' where they differ, with their rank in front), "all" (every
+            line with its ranks in front), "rank0" or "none".
         timeout: seconds after which it is stopped; CellTimeout says where each rank was.
         env: variables set on the ranks for this call.
         limit: bytes that may come back from rank 0; what is larger is an error here, since the ranks end.
@@ -124,7 +125,7 @@ def launch(
             raise type(error)(as_arguments(str(error))) from None
         call = Call(function, args, kwargs, PoolOptions.of(choice), output, dict(env or {}), timeout, limit)
         if choice.surprise:
-            _surface().screen(output).notice(f"{call.options}: {as_arguments(choice.reason)}")
+            _surface().screen(output, call.options.ranks).notice(f"{call.options}: {as_arguments(choice.reason)}")
         values = call.run()
         for rank, why in call.stayed.items():
             raise CannotComeBack(f"what {name_of(function)} returned on rank {rank} cannot come back: {why}")
@@ -180,7 +181,7 @@ class Call:
         surface = _surface()
         options = replace(self.options, runner=surface.runner)
         pool = Pool(options, vars(sys.modules["__main__"]), lambda: client.supervisor(preload=[surface.runner]))
-        screen, sources = surface.screen(self.output), surface.sources()
+        screen, sources = surface.screen(self.output, options.ranks), surface.sources()
         request = Request(
             runs={"sources": sources},
             files=tuple(dict.fromkeys([*sources, *_files_of(self.function)])),

@@ -1,26 +1,36 @@
-"""How the output of N ranks becomes one: rank 0 as if it ran here, lines of the others with their rank in front."""
+"""How the output of N ranks becomes one: rank 0 as if it ran here, and of the others what rank 0 did not write."""
 
 from __future__ import annotations
 
 import codecs
+import hashlib
+import pickle
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-MODES = ("merged", "rank0", "none")
+from nbdist.launchers import alike
+from nbdist.launchers.folding import DISPLAY, END, Folded, Folder, Shown
+from nbdist.launchers.rows import Rows
+
+MODES = ("merged", "all", "rank0", "none")
 HELD = 0.2  # seconds that another rank's line waits for rank 0 to finish its own
+STREAMS = ("stdout", "stderr")
 
 
 class MergedScreen:
     """Takes bytes from ranks, writes text.
 
     Args:
-        mode: "merged" (all ranks), "rank0" (rank 0 alone), "none" (errors only).
+        mode: "merged" (rank 0 as it comes, the others where they differ), "all" (every line with its ranks in front),
+            "rank0" (rank 0 alone), "none" (errors only).
         lead: the rank that counts as rank 0: the lowest that runs.
         write: gets (stream, text), stream being "stdout" or "stderr"; by default this process's own.
-        show: gets a display message of the lead rank; by default its text is written.
+        show: gets a display message; by default its text is written.
         patience: seconds that another rank's line waits for rank 0 to finish its own.
+        ranks: those that run; None when not known.
+        each: what shows every rank's own lines, for the line that says what was folded.
     """
 
     def __init__(
@@ -30,15 +40,19 @@ class MergedScreen:
         write: Callable[[str, str], None] | None = None,
         show: Callable[[dict[str, Any]], None] | None = None,
         patience: float = HELD,
+        ranks: Iterable[int] | None = None,
+        each: str = "",
     ) -> None:
-        self.mode, self.lead, self._patience = mode, lead, patience
+        self.mode, self.lead, self._patience, self._each = mode, lead, patience, each
         self._write_to = write or _write_here
         self._show = show
         self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
-        self._lines: dict[tuple[int, str], str] = {}  # what other ranks have begun
-        self._held: dict[str, list[str]] = {"stdout": [], "stderr": []}  # whole lines of other ranks
-        self._held_since = 0.0
+        self._rows: dict[tuple[int, str], Rows] = {}
+        known = None if ranks is None else tuple(ranks)
+        self._alone = known is not None and len(known) == 1
+        self._folders = {stream: Folder(lead, known, hold_lead=mode == "all") for stream in STREAMS}
         self._at_start = {"stdout": True, "stderr": True}  # rank 0's cursor is at the start of a line
+        self._since: dict[str, float] = {}  # lines of others wait for rank 0 to finish its own, since then
 
     def text(self, rank: int, stream: str, data: bytes) -> None:
         if self.mode == "none" or (self.mode == "rank0" and rank != self.lead):
@@ -49,88 +63,181 @@ class MergedScreen:
         text = decoder.decode(data)
         if not text:
             return
-        if rank == self.lead:
+        if rank == self.lead and self.mode != "all":
             self._lead_text(stream, text)
-        else:
-            self._other_text(rank, stream, text)
+        if self.mode == "rank0" or self._alone:
+            return
+        rows = self._rows.get((rank, stream))
+        if rows is None:
+            rows = self._rows[rank, stream] = Rows()
+        now = time.monotonic()
+        folder = self._folders[stream]
+        folder.add(rank, rows.feed(text), now, rows.moved)
+        if folder.waiting:
+            self._release(stream, now)
 
     def _lead_text(self, stream: str, text: str) -> None:
-        if self._held[stream]:
-            # finish rank 0's line first, then the others', then what is left
+        """Straight through; but where lines of others wait for rank 0 to finish its own, they come right behind it."""
+        if not self._at_start[stream]:
             line, newline, rest = text.partition("\n")
-            if newline:
-                self._write(stream, line + newline)
-                self._at_start[stream] = True
-                self._release(stream)
-                text = rest
-            elif self._at_start[stream]:
-                self._release(stream)
+            self._write(stream, line + newline)
+            self._at_start[stream] = bool(newline)
+            if not newline:
+                return
+            if self._folders[stream].waiting:
+                self._release(stream, time.monotonic())
+            text = rest
             if not text:
                 return
         self._write(stream, text)
         self._at_start[stream] = text.endswith("\n")
 
-    def _other_text(self, rank: int, stream: str, text: str) -> None:
-        text = self._lines.pop((rank, stream), "") + text
-        *whole, rest = text.split("\n")
-        if rest:
-            # of a progress bar only its newest state is kept
-            self._lines[rank, stream] = rest.rsplit("\r", 1)[-1] if not rest.endswith("\r") else rest[-4096:]
-        for line in whole:
-            shown = line.rstrip("\r").rsplit("\r", 1)[-1]
-            if not self._held["stdout"] and not self._held["stderr"]:
-                self._held_since = time.monotonic()
-            self._held[stream].append(f"[rank {rank}] {shown}\n")
-        if self._at_start[stream]:
-            self._release(stream)
+    def _release(self, stream: str, now: float, force: bool = False) -> None:
+        """Write what is ready, unless rank 0 is in the middle of a line."""
+        waits = not self._at_start[stream] and not force
+        if waits and now - self._since.setdefault(stream, now) < self._patience:
+            return
+        self._since.pop(stream, None)
+        shown = self._folders[stream].ready(now, force)
+        pieces = []
+        for one in shown:
+            pieces.append(self._words(one))
+            if one.what is not None and self._show is not None:
+                self._write_lines(stream, "".join(pieces))
+                pieces = []
+                self._show(one.what)
+        self._write_lines(stream, "".join(pieces))
 
-    def _release(self, stream: str) -> None:
-        if self._held[stream]:
-            lines, self._held[stream] = self._held[stream], []
-            if not self._at_start[stream]:
-                lines.insert(0, "\n")
-                self._at_start[stream] = True
-            self._write(stream, "".join(lines))
+    def _words(self, one: Shown) -> str:
+        name = f"[{spans(one.ranks)}]"
+        if one.what is None:
+            return f"{name} {one.text}\n"
+        if one.what["msg_type"] != "display_data":
+            return ""
+        return f"{name}\n" if self._show is not None else f"{name} {one.text}\n"
+
+    def _write_lines(self, stream: str, text: str) -> None:
+        if text:
+            self._write(stream, text if self._at_start[stream] else "\n" + text)
+            self._at_start[stream] = True
 
     def _write(self, stream: str, text: str) -> None:
         self._write_to(stream, text)
 
+    # ---------------------------------------------------------------- displays
+
     def display(self, rank: int, message: dict[str, Any]) -> None:
         if self.mode == "none" or (self.mode == "rank0" and rank != self.lead):
             return
+        now = time.monotonic()
+        kind = message.get("msg_type", "display_data")
+        if kind == "clear_output":
+            if rank == self.lead:
+                for stream in STREAMS:
+                    self._release(stream, now, force=self.mode == "all")
+                self._show_or_write(message)
+            return
+        if self.mode == "all":
+            self._display_in_all(rank, message, kind, now)
+            return
+        if rank == self.lead:
+            for stream in STREAMS:
+                self._release(stream, now)
+            self._show_or_write(message)
+        if kind == "display_data" and self.mode == "merged" and not self._alone:
+            text = message.get("data", {}).get("text/plain", "")
+            self._folders["stdout"].add(rank, [text], now, key=_key(message))
+            if rank != self.lead:
+                self._release("stdout", now)
+
+    def _display_in_all(self, rank: int, message: dict[str, Any], kind: str, now: float) -> None:
+        message = {**message, "msg_type": kind}
+        name = message.get("transient", {}).get("display_id")
+        if name is not None and rank != self.lead:  # each rank's is a display of its own
+            message["transient"] = {**message["transient"], "display_id": f"{name}-rank{rank}"}
         text = message.get("data", {}).get("text/plain", "")
-        if rank != self.lead:
-            if message.get("msg_type", "display_data") == "display_data":
-                self.text(rank, "stdout", (text + "\n").encode("utf-8", "replace"))
-        elif self._show is not None:
-            for stream in ("stdout", "stderr"):
-                self._release(stream)
+        # What may be updated later is not one with the others'.
+        key = _key(message) + (f"r{rank}r" if name is not None or kind != "display_data" else "")
+        self._folders["stdout"].add(rank, [text], now, key=key, what=message)
+        self._release("stdout", now)
+
+    def _show_or_write(self, message: dict[str, Any]) -> None:
+        if self._show is not None:
             self._show(message)
-        elif text:
-            self._write("stdout", text + "\n")
+        else:
+            text = message.get("data", {}).get("text/plain", "")
+            if text:
+                self._write("stdout", text + "\n")
+                self._at_start["stdout"] = True
+
+    # ---------------------------------------------------------------- ours
 
     def notice(self, line: str) -> None:
         """A line of our own."""
-        self._release("stderr")
-        start = "" if self._at_start["stderr"] else "\n"
-        self._write("stderr", f"{start}nbdist: {line}\n")
-        self._at_start["stderr"] = True
+        self._release("stderr", time.monotonic())
+        self._write_lines("stderr", f"nbdist: {line}\n")
 
     def tick(self) -> None:
         """Nothing came for a while: lines that waited for rank 0 to finish its own wait no longer."""
-        if (self._held["stdout"] or self._held["stderr"]) and time.monotonic() - self._held_since >= self._patience:
-            for stream in ("stdout", "stderr"):
-                self._release(stream)
+        now = time.monotonic()
+        for stream, folder in self._folders.items():
+            if folder.waiting:
+                self._release(stream, now)
 
     def finish(self) -> None:
-        """The cell is over: unfinished lines are shown as well."""
-        for (rank, stream), rest in sorted(self._lines.items()):
-            shown = rest.rstrip("\r").rsplit("\r", 1)[-1]
-            if shown:
-                self._held[stream].append(f"[rank {rank}] {shown}\n")
-        self._lines.clear()
-        for stream in ("stdout", "stderr"):
-            self._release(stream)
+        """No more comes, for now: unfinished lines are shown as well, and what was folded is told."""
+        now = time.monotonic()
+        for rank, stream in sorted(self._rows, key=lambda one: (one[0] != self.lead, one)):
+            rows = self._rows[rank, stream]
+            self._folders[stream].add(rank, rows.rest(), now, rows.moved)
+        for stream in STREAMS:
+            self._release(stream, now, force=True)
+        told = folded(self._folders.values(), self._each)
+        if told:
+            self._write_lines("stdout", told + "\n")
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is held back that `tick` will let go in time."""
+        return any(folder.waiting for folder in self._folders.values())
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """(0, 1, 2, 5) as 0-2,5."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def folded(folders: Iterable[Folder], each: str = "") -> str:
+    """One line on lines that were taken as equal and are not quite, since the last time; empty when there are none."""
+    sums: dict[int, Folded] = {}
+    for folder in folders:
+        for rank, one in folder.folded.items():
+            total = sums.setdefault(rank, Folded())
+            total.lines += one.lines
+            total.why |= one.why
+        folder.folded.clear()
+    if not sums:
+        return ""
+    why = " and ".join(sorted(set().union(*(one.why for one in sums.values())))) or "spaces"
+    counts = sorted({one.lines for one in sums.values()})
+    lines = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    word = "line" if counts[-1] == 1 else "lines"
+    return f"[{spans(sums)}] the same {lines} {word} but for {why}" + (f" ({each})" if each else "")
+
+
+def _key(message: dict[str, Any]) -> str:
+    """By what displays are compared: all that they show."""
+    data = message.get("data", {})
+    start = DISPLAY + alike.key(data.get("text/plain", "")[:200]) + END
+    if data.keys() <= {"text/plain"}:
+        return start + data.get("text/plain", "")[200:]
+    return start + hashlib.blake2b(pickle.dumps(sorted(data.items()), 5), digest_size=16).hexdigest()
 
 
 def _write_here(stream: str, text: str) -> None:

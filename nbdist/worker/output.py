@@ -8,6 +8,7 @@ the kernel keeps in one piece, so threads and forked workers (DataLoader) cannot
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import io
 import itertools
@@ -33,6 +34,7 @@ class RecordStream(io.TextIOBase):
 
     def __init__(self, fd: int, kind: bytes, native: io.TextIOBase) -> None:
         self._fd, self._kind, self._native = fd, kind, native
+        self._buffer = _Bytes(self)
 
     @property
     def name(self) -> str:
@@ -41,7 +43,7 @@ class RecordStream(io.TextIOBase):
     @property
     def buffer(self) -> Any:
         """For code that writes bytes: they go out as text, in order."""
-        return _Bytes(self)
+        return self._buffer
 
     def fileno(self) -> int:
         return self._native.fileno()
@@ -60,8 +62,13 @@ class RecordStream(io.TextIOBase):
             if body:
                 record(self._fd, self._kind, body)
         else:
-            for start in range(0, len(body), PIECE):
-                record(self._fd, self._kind, body[start : start + PIECE])
+            start = 0
+            while start < len(body):  # never in the middle of a letter: another thread's may come between
+                end = start + PIECE
+                while end < len(body) and body[end] & 0xC0 == 0x80:
+                    end -= 1
+                record(self._fd, self._kind, body[start:end])
+                start = end
         return len(text)
 
     def flush(self) -> None:
@@ -71,13 +78,14 @@ class RecordStream(io.TextIOBase):
 class _Bytes(io.RawIOBase):
     def __init__(self, stream: RecordStream) -> None:
         self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         body = bytes(data)
-        self._stream.write(body.decode("utf-8", "replace"))
+        self._stream.write(self._decoder.decode(body))
         return len(body)
 
 

@@ -25,7 +25,7 @@ steps = 0
 
 TRAIN = """
 torch.manual_seed(rank + 2 * {number})
-print(f"here {{rank}}")
+print("here", "abcdefgh"[rank])
 while True:
     optimizer.zero_grad()
     accelerator.backward(model(torch.randn(4, 8)).pow(2).mean())
@@ -93,7 +93,7 @@ def test_a_rank_that_never_comes_to_its_step(nb: Notebook) -> None:
     code = """
 for _ in range(3):
     optimizer.zero_grad(); accelerator.backward(model(torch.randn(4, 8)).pow(2).mean()); optimizer.step()
-print(f"here {rank}")
+print("here", "abcdefgh"[rank])
 if rank: time.sleep(60)
 optimizer.zero_grad(); accelerator.backward(model(torch.randn(4, 8)).pow(2).mean()); optimizer.step()
 """
@@ -106,13 +106,13 @@ def test_different_numbers_of_steps(nb: Notebook) -> None:
     """A rank that has stopped stepping, as with uneven loops of its own, holds nobody up."""
     code = """
 from nbdist.state import step_boundary
-print(f"here {rank}")
+print("here", "abcdefgh"[rank])
 while True:
     time.sleep(0.01)
     if rank == 0 or step_boundary.steps < 3: step_boundary.passed()
 """
     was_stopped(nb.run(magic(code, RANKS), stop_after=0.3, stop_when=all_here(RANKS)))
-    assert nb.ok(magic("dist.barrier()\nprint('on')", RANKS)).stdout.count("on") == RANKS
+    assert nb.ok(magic("dist.barrier()\nprint('on')", RANKS)).stdout == "on\n"
 
 
 PLAIN = """
@@ -130,7 +130,7 @@ while True:
     sgd.zero_grad()
     net(torch.randn(4, 8)).pow(2).mean().backward()
     if steps == 3:
-        print(f"here {rank}")
+        print("here", "abcdefgh"[rank])
         if rank == 0: time.sleep(60)
     sgd.step()
     steps += 1

@@ -161,7 +161,7 @@ def test_killed_between_cells(nb: Notebook) -> None:
     rank.kill()
     assert not wait_gone([rank], 10)
     cell = nb.ok(magic("print('runs')", RANKS))
-    assert cell.stdout.count("runs") == RANKS
+    assert cell.stdout == "runs\n"
     assert "rank 1 ended between cells" in cell.stderr
     assert "Gone with the old ones: only_there; " in cell.stderr
     assert not set(before) & set(works(nb, RANKS))
@@ -230,7 +230,7 @@ def test_timeout(nb: Notebook, code: str) -> None:
 
 
 def test_a_timeout_that_is_not_reached(nb: Notebook) -> None:
-    assert nb.ok(magic("print('in time')", RANKS, "--timeout 30")).stdout.count("in time") == RANKS
+    assert nb.ok(magic("print('in time')", RANKS, "--timeout 30")).stdout == "in time\n"
 
 
 def test_stop_after_a_failure_began(nb: Notebook) -> None:

@@ -52,7 +52,7 @@ for model in (ddp, DistributedDataParallel(torch.nn.Linear(2, 1))):
     model.zero_grad()
     model(torch.full((1, 2), float(rank))).sum().backward()
     equal(model.module.weight.grad, [[1.0, 1.0]])
-print(f"everything {rank}")
+print("everything", "abcdefgh"[rank])
 """
 
 
@@ -64,7 +64,7 @@ def cut(notebook: Notebook) -> None:
 
 def everything_works(notebook: Notebook) -> Cell:
     cell = notebook.ok(magic(EVERYTHING, RANKS, "--no-return"))
-    assert all(f"everything {rank}" in cell.stdout for rank in range(RANKS))
+    assert all(f"everything {letter}" in cell.stdout for letter in "abcdefgh"[:RANKS])
     return cell
 
 
@@ -148,13 +148,13 @@ for one in gc.get_objects():
         print("changed")
 del one
 """
-    assert nb.ok(magic(code, RANKS, "--fresh --no-return")).stdout.count("changed") == RANKS
+    assert nb.ok(magic(code, RANKS, "--fresh --no-return")).stdout.count("changed") == 1
     before = works(nb, RANKS)
     nb.ok(magic(SETUP, RANKS))
     for _ in range(2):
         cut(nb)
         cell = nb.ok(magic("value = torch.ones(1)\ndist.all_reduce(value)\nprint('sum', value.item())", RANKS))
-        assert cell.stdout.count("sum 3.0") == RANKS, cell.text
+        assert cell.stdout == "sum 3.0\n", cell.text
         assert "were made again" in cell.stderr, cell.text
         if how == "it raises":  # written between two cells: it is shown under the one before
             late = "".join(cell.stderr for cell in nb.late.values())

@@ -95,7 +95,7 @@ while not value.item():
     value.fill_(float(rank == 0 and os.path.exists(enough)))
     dist.broadcast(value, 0)  # rank 0 decides for all: a file is not seen at the same step
     step += 1
-    if step == 20: print(f"here {rank}")
+    if step == 20: print("here", "abcdefgh"[rank])
 print("ran through", step > 20)
 """
     running = nb.start(magic(code, 2))
@@ -155,7 +155,7 @@ def test_ways_to_open_it(nb: Notebook, arguments: str) -> None:
     code = f"dist.destroy_process_group()\ndist.init_process_group({arguments})\nvalue = torch.ones(1)\n"
     code += "dist.all_reduce(value)\nprint('sum', value.item())"
     cell = nb.ok(magic(code, RANKS))
-    assert cell.stdout.count("sum 3.0") == RANKS
+    assert cell.stdout == "sum 3.0\n"
 
 
 @pytest.mark.parametrize(

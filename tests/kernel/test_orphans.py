@@ -23,7 +23,7 @@ GONE_LIMIT = 10.0  # seconds; the figure is 3
 MOMENTS = {
     "loop": HERE + "while True: pass",
     "DataLoader workers": SLOW_DATA
-    + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=2): print(f'here {rank}')",
+    + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=2): print('here', 'abcdefgh'[rank])",
     "native call": "big = torch.randn(3000, 3000)\n" + HERE + "torch.linalg.svd(big)",
     "interpreter held": "import itertools\n" + HERE + "sum(itertools.repeat(1, 10**12))",
     "signals ignored": "for it in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(it, signal.SIG_IGN)\n"
@@ -165,7 +165,7 @@ def test_a_rank_is_killed_with_its_workers(nb: Notebook) -> None:
     code = (
         "me = os.getpid()\n"
         + SLOW_DATA
-        + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=2): print(f'here {rank}')"
+        + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=2): print('here', 'abcdefgh'[rank])"
     )
     before = works(nb, RANKS)
     running = nb.start(magic(code, RANKS))
@@ -188,7 +188,9 @@ def test_a_rank_is_killed_with_its_workers(nb: Notebook) -> None:
 def test_the_supervisor_is_killed_in_a_cell(nb: Notebook) -> None:
     """Ranks end with it, the cell says so, and the next cell starts anew."""
     before = works(nb, RANKS)
-    code = SLOW_DATA + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=1): print(f'here {rank}')"
+    code = (
+        SLOW_DATA + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=1): print('here', 'abcdefgh'[rank])"
+    )
     running = nb.start(magic(code, RANKS))
     show(nb, running, RANKS)
     below = nb.processes()

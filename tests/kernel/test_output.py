@@ -41,9 +41,9 @@ def lines_of(rank: int, text: str) -> list[str]:
     """The lines of one rank, without its prefix."""
     lines = text.splitlines()
     if rank:
-        start = f"[rank {rank}] "
+        start = f"[{rank}] "
         return [line[len(start) :] for line in lines if line.startswith(start)]
-    return [line for line in lines if not line.startswith("[rank ")]
+    return [line for line in lines if not re.match(r"\[[\d,-]+\] ", line)]
 
 
 # ------------------------------------------------------------------ order
@@ -64,19 +64,46 @@ def test_rank_0_shows_what_an_ordinary_cell_shows(nb: Notebook, code: str) -> No
     assert shown(there) == shown(here)
 
 
-def test_other_ranks_lines_have_their_rank_in_front(nb: Notebook) -> None:
-    cell = nb.ranks("print('hello from', rank)\nprint('warning', rank, file=sys.stderr)\nprint('tail', rank, end='')")
-    assert lines_of(0, cell.stdout) == ["hello from 0", "tail 0"]
-    assert lines_of(1, cell.stdout) == ["hello from 1", "tail 1"]
-    assert (lines_of(0, cell.stderr), lines_of(1, cell.stderr)) == (["warning 0"], ["warning 1"])
+def test_other_ranks_lines_show_where_they_differ(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "print('equal')\nprint('loss', 0.5 * rank)\nprint('problem', 'ab'[rank], file=sys.stderr)\n"
+        "print('tail', 'ab'[rank], end='')"
+    )
+    assert cell.stdout == "equal\nloss 0.0\ntail a\n[1] loss 0.5\n[1] tail b\n"
+    assert cell.stderr == "problem a\n[1] problem b\n"
+
+
+def test_lines_that_several_ranks_share_fold(nb: Notebook) -> None:
+    code = "print(f'rank {rank} of {world_size} on {device}')\nif rank:\n    print('mine')"
+    cell = nb.ranks(code, "-n 4")
+    assert cell.stdout == (
+        "rank 0 of 4 on cpu\n[1-3] mine\n[1-3] the same 1 line but for the rank (--output tabs shows each)\n"
+    )
+    assert nb.ranks(code, "-n 4 --ranks 1,3").stdout == (
+        "rank 1 of 4 on cpu\nmine\n[3] the same 1 line but for the rank (--output tabs shows each)\n"
+    )
+    cell = nb.ranks(f"{code}\nprint('loss', rank / 10)", "-n 4 --output all")
+    assert cell.stdout.splitlines()[:-1] == [
+        "[0-3] rank 0 of 4 on cpu",
+        "[1-3] mine",
+        *(f"[{rank}] loss 0.{rank}" for rank in range(4)),
+    ] or cell.stdout.splitlines()[1:-1] == [
+        *("[0] loss 0.0", "[1-3] mine"),
+        *(f"[{rank}] loss 0.{rank}" for rank in range(1, 4)),
+    ]
+
+
+def test_subprocesses_of_all_ranks_fold(nb: Notebook) -> None:
+    cell = nb.ranks("import subprocess\n!echo from a shell\n_ = subprocess.run(['echo', 'from a child'])", "-n 3")
+    assert cell.stdout == "from a shell\nfrom a child\n"
 
 
 def test_a_line_of_rank_0_is_not_torn(nb: Notebook) -> None:
     cell = nb.ranks(
         "import torch.distributed as dist\nfor i in range(200):\n    print('begin', end='')\n"
-        "    if rank and i % 50 == 0:\n        time.sleep(.002)\n    print(' end')"
+        "    if rank and i % 50 == 0:\n        time.sleep(.002)\n    print(' end', 'ab'[rank])"
     )
-    assert lines_of(0, cell.stdout) == ["begin end"] * 200 == lines_of(1, cell.stdout)
+    assert lines_of(0, cell.stdout) == ["begin end a"] * 200 and lines_of(1, cell.stdout) == ["begin end b"] * 200
 
 
 def test_outputs_of_chosen_ranks(nb: Notebook) -> None:
@@ -92,26 +119,29 @@ def test_outputs_of_chosen_ranks(nb: Notebook) -> None:
 # ------------------------------------------------------------------ complete
 
 
-def test_a_progress_bar_arrives_as_it_moves(nb: Notebook) -> None:
+def test_a_progress_bar_arrives_as_it_moves_and_those_of_others_do_not_spill(nb: Notebook) -> None:
     cell = nb.ranks(
-        "from tqdm import tqdm\nfor _step in tqdm(range(5), mininterval=0, miniters=1):\n    time.sleep(.01)"
+        "from tqdm.auto import tqdm\nfor _step in tqdm(range(5), mininterval=0, miniters=1):\n    time.sleep(.01)",
+        "-n 4",
     )
-    assert cell.stderr.count("\r") >= 5 and "5/5" in cell.stderr
-    assert len(lines_of(1, cell.stderr)) == 1 and "5/5" in lines_of(1, cell.stderr)[0]
+    assert cell.stderr.count("\r") >= 5 and "5/5" in cell.stderr and "[1" not in cell.stderr and cell.stdout == ""
+    cell = nb.ranks("for _step in tqdm(range(5 + rank)):\n    time.sleep(.01)", "-n 4")
+    told = [line.split("%")[0] + line.split("|")[2].split("[")[0] for line in cell.stderr.splitlines()[-3:]]
+    assert told == [f"[{rank}] 100 {5 + rank}/{5 + rank} " for rank in (1, 2, 3)]
 
 
 def test_native_output(nb: Notebook) -> None:
     cell = nb.ranks(
-        "libc = ctypes.CDLL(None)\nlibc.printf(b'printf %d', rank)\nlibc.fflush(None)\nprint()\n"
-        "os.system(f'echo system {rank}; echo problem {rank} >&2')\nos.write(1, b'raw\\n')\n"
-        "pid = os.fork()\nif pid == 0:\n    print('child', rank)\n    os._exit(0)\nos.waitpid(pid, 0)\n"
-        "libc.printf(b'last words')\ndel libc"
+        "libc, me = ctypes.CDLL(None), 'ab'[rank]\nlibc.printf(b'printf %s', me.encode())\nlibc.fflush(None)\n"
+        "print()\nos.system(f'echo system {me}; echo problem {me} >&2')\nos.write(1, f'raw {me}\\n'.encode())\n"
+        "pid = os.fork()\nif pid == 0:\n    print('child', me)\n    os._exit(0)\nos.waitpid(pid, 0)\n"
+        "libc.printf(b'last words %s', me.encode())\ndel libc"
     )
-    for rank in (0, 1):
+    for rank, me in enumerate("ab"):
         text = "\n".join(lines_of(rank, cell.stdout))
-        for part in (f"printf {rank}", f"system {rank}", "raw", f"child {rank}", "last words"):
+        for part in (f"printf {me}", f"system {me}", f"raw {me}", f"child {me}", f"last words {me}"):
             assert part in text, cell.stdout
-        assert f"problem {rank}" in lines_of(rank, cell.stderr)
+        assert f"problem {me}" in lines_of(rank, cell.stderr)
 
 
 def test_bytes_and_a_subprocess_with_the_cells_streams(nb: Notebook) -> None:
@@ -126,17 +156,17 @@ def test_bytes_and_a_subprocess_with_the_cells_streams(nb: Notebook) -> None:
 def test_prints_of_loader_workers(nb: Notebook) -> None:
     cell = nb.ranks(
         "from torch.utils.data import DataLoader, Dataset\nclass Chatty(Dataset):\n    def __len__(self): return 8\n"
-        "    def __getitem__(self, i):\n        print('item', i)\n        return i\n"
+        "    def __getitem__(self, i):\n        sys.stdout.write(f\"item {i} {'ab'[rank]}\\n\")\n        return i\n"
         "seen = list(DataLoader(Chatty(), num_workers=2, batch_size=2))"
     )
     for rank in (0, 1):
-        assert sorted(lines_of(rank, cell.stdout)) == [f"item {i}" for i in range(8)]
+        assert sorted(lines_of(rank, cell.stdout)) == [f"item {i} {'ab'[rank]}" for i in range(8)]
 
 
 def stream(nb: Notebook, seconds: float) -> None:
     cell = nb.ranks(
         f"start = time.monotonic()\nfor i in range({int(seconds * 1000)}):\n"
-        "    print(f'{i:06d}' + 'x' * 993, file=sys.stderr)\n"
+        "    print(f'{i:06d}' + 'xy'[rank] * 993, file=sys.stderr)\n"
         "    time.sleep(max(0, start + i / 1000 - time.monotonic()))",
         timeout=60,
     )
@@ -156,7 +186,7 @@ def test_a_megabyte_a_second_for_longer(nb: Notebook) -> None:
 
 
 def test_a_burst_of_20_megabytes(nb: Notebook) -> None:
-    cell = nb.ranks("for i in range(10_000):\n    print(f'{i:06d}' + 'y' * 993)")
+    cell = nb.ranks("for i in range(10_000):\n    print(f'{i:06d}' + 'xy'[rank] * 993)")
     for rank in (0, 1):
         assert [int(line[:6]) for line in lines_of(rank, cell.stdout)] == list(range(10_000))
 
@@ -186,24 +216,40 @@ def test_a_flood_is_bounded_and_said(nb: Notebook, small_room: None) -> None:
 def test_text_of_many_bytes_a_letter(nb: Notebook) -> None:
     text = "é" * 3001 + "漢字" * 2003 + "😀" * 1501
     nb.ok(f"long_text = {text!r}")
-    cell = nb.ranks("print(long_text)\nprint(long_text, file=sys.stderr)\nos.write(1, (long_text + '\\n').encode());")
-    for rank in (0, 1):
-        assert lines_of(rank, cell.stdout) == [text, text]
-        assert lines_of(rank, cell.stderr) == [text]
+    cell = nb.ranks(
+        "mine = long_text + 'ab'[rank]\nprint(mine)\nprint(mine, file=sys.stderr)\n"
+        "os.write(1, (mine + '\\n').encode());"
+    )
+    for rank, me in enumerate("ab"):
+        assert lines_of(rank, cell.stdout) == [text + me, text + me]
+        assert lines_of(rank, cell.stderr) == [text + me]
+    cell = nb.ranks(
+        "raw = (long_text + '\\n').encode()\nfor i in range(0, len(raw), 7):\n    sys.stdout.buffer.write(raw[i:i+7])"
+    )
+    assert cell.stdout == text + "\n"
+
+
+def test_what_is_no_text(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "os.write(1, bytes(range(256)) + b'\\n')\nsys.stdout.buffer.write(b'\\xff\\xfe\\n')\n"
+        "print('e' * 200_000, file=sys.stderr)\nprint('z' * 10_000_000)\nprint('after')"
+    )
+    assert cell.stderr == "e" * 200_000 + "\n"
+    assert cell.stdout.endswith("z" * 10_000_000 + "\nafter\n") and "ABC" in cell.stdout
+    assert "[1" not in cell.stdout.replace("Z[", "")
 
 
 def test_late_output_lands_under_its_own_cell(nb: Notebook) -> None:
     message = nb.start(
-        "%%distributed -n 2\ndef later():\n    go.wait()\n    print('late', rank)\n"
+        "%%distributed -n 2\ndef later():\n    go.wait()\n    print('late', 'ab'[rank])\n"
         "    print('late error', file=sys.stderr)\n"
         "go = threading.Event()\nthreading.Timer(.4, go.set).start()\nthreading.Thread(target=later).start()\n"
         "print('in time')"
     )
     assert "in time" in nb.wait(message).stdout
     other = nb.ok("import time\nfor _i in range(12):\n    time.sleep(.1)\nprint('other')")
-    late = nb.late_output(message, 0.3)
-    assert lines_of(0, late.stdout) == ["late 0"] and lines_of(1, late.stdout) == ["late 1"]
-    assert "late error" in late.stderr
+    late = nb.late_output(message, 0.5)
+    assert late.stdout == "late a\n[1] late b\n" and late.stderr == "late error\n"
     assert other.stdout == "other\n" and other.stderr == ""
 
 
@@ -215,7 +261,11 @@ def test_figures(nb: Notebook) -> None:
         "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()\nplt.plot([3, 2])\nplt.title('left open');"
     )
     assert [("image/png" in data) for data in cell.data] == [True, True]
-    assert len(lines_of(1, cell.stdout)) == 2 and "Figure" in lines_of(1, cell.stdout)[0]
+    assert cell.stdout == ""
+    cell = nb.ranks("plt.plot([1, 2, rank])\nplt.show()", "-n 3")
+    assert len(cell.data) == 1 and cell.stdout == "[1-2] <Figure size 640x480 with 1 Axes>\n"
+    cell = nb.ranks("plt.plot([1, 2, rank])\nplt.show()", "-n 3 --output all")
+    assert len(cell.data) == 3 and re.fullmatch(r"(\[\d\]\n){3}", cell.stdout)
 
 
 def test_inline_figures_asked_for_in_the_cell(nb: Notebook) -> None:

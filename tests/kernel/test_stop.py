@@ -45,7 +45,7 @@ for name in ("a", "b"):
 ddp.zero_grad()
 ddp(torch.ones(1, 4) * (rank + 1)).sum().backward()
 assert ddp.module.weight.grad.tolist() == [[2.5] * 4] * 4, ddp.module.weight.grad
-print(f"fine {rank}")
+print("fine", "abcdefgh"[rank])
 """
 
 # Where ranks are when Stop is pressed. All of them keep their processes and their namespace.
@@ -77,7 +77,7 @@ dist.recv(value, (rank + 1) % {RANKS})
     "e3 in the backward of DDP": HERE
     + "loss = ddp(torch.ones(2, 4)).sum()\nloss.backward() if rank else time.sleep(60)",
     "f DataLoader workers": SLOW_DATA
-    + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=1): print(f'here {rank}')",
+    + "for batch in DataLoader(Slow(0.02), batch_size=4, num_workers=1): print('here', 'abcdefgh'[rank])",
     "f2 worker stuck in one item": SLOW_DATA
     + HERE
     + "for batch in DataLoader(Slow(1000), batch_size=4, num_workers=1): pass",
@@ -134,7 +134,7 @@ def four(nb: Notebook) -> Notebook:
 def still_fine(notebook: Notebook) -> Cell:
     """The next cell finds the same ranks with everything that they had, and in step."""
     cell = notebook.ok(magic(CHECK, RANKS))
-    assert all(f"fine {rank}" in cell.stdout for rank in range(RANKS)), cell.text
+    assert all(f"fine {letter}" in cell.stdout for letter in "abcdefgh"[:RANKS]), cell.text
     return cell
 
 
@@ -143,7 +143,7 @@ def test_ranks_are_kept(four: Notebook, where: str) -> None:
     """Every row of the table: back in time, and all is as before."""
     some = where.startswith("n ")
     options, here = (
-        ("--ranks 0,2", lambda cell: "here 0" in cell.stdout and "here 2" in cell.stdout)
+        ("--ranks 0,2", lambda cell: "here a" in cell.stdout and "here c" in cell.stdout)
         if some
         else ("", all_here(RANKS))
     )
@@ -164,7 +164,7 @@ def seconds_of_svd(notebook: Notebook, seconds: float) -> int:
 
 def test_a_native_call_is_left_and_waited_for(four: Notebook) -> None:
     """c2: Stop does not wait for it, and the next cell does; nothing is lost, results included."""
-    size = seconds_of_svd(four, 4.0)
+    size = seconds_of_svd(four, 6.0)
     code = f"early = 'from {size}'\na = torch.randn({size}, {size})\n{HERE}"
     code += "torch.linalg.svd(a) if rank == 0 else time.sleep(60)"
     cell = four.run(magic(code, RANKS), stop_after=0.1, stop_when=all_here(RANKS))
@@ -209,7 +209,7 @@ def test_code_that_stops_itself_is_not_ours(four: Notebook) -> None:
 def test_random_stops_of_collectives(four: Notebook) -> None:
     """Stops at random moments of a loop that uses every group, one after the other: all of them heal."""
     chance = random.Random(5)
-    code = HERE + "while True:\n    " + CHECK.replace("\n", "\n    ").replace('print(f"fine {rank}")', "")
+    code = HERE + "while True:\n    " + CHECK.replace("\n", "\n    ").replace('print("fine", "abcdefgh"[rank])', "")
     for _ in range(6):
         cell = four.run(magic(code, RANKS), stop_after=chance.uniform(0, 0.4), stop_when=all_here(RANKS))
         was_stopped(cell)
@@ -224,10 +224,12 @@ def test_stop_while_things_travel(four: Notebook) -> None:
         four.ok(f"things[7]['number'] = {number}\nthings.append({number})")
         code = f"things[8]['number'] = {number}\nmade = list(map(str, things))\ntime.sleep(60)"
         was_stopped(four.run(magic(code, RANKS), stop_after=chance.uniform(0, 0.5)))
-        code = "print('sum', rank, things[7]['number'], things[-1], len(things), things[39_999]['text'][:5])"
+        code = (
+            "print('sum', 'abcdefgh'[rank], things[7]['number'], things[-1], len(things), things[39_999]['text'][:5])"
+        )
         cell = four.ok(magic(code, RANKS))
-        for rank in range(RANKS):
-            assert f"sum {rank} {number} {number} {40_001 + number} 39999" in cell.stdout, cell.text
+        for letter in "abcdefgh"[:RANKS]:
+            assert f"sum {letter} {number} {number} {40_001 + number} 39999" in cell.stdout, cell.text
     still_fine(four)
 
 
@@ -253,7 +255,7 @@ if rank == 0: open({str(ended)!r}, "w").close()
                 magic(code, RANKS), stop_after=chance.uniform(0, 0.2), stop_when=lambda _, ended=ended: ended.exists()
             )
         )
-        cell = four.ok(magic("print('kept', rank, kept[0])", RANKS))
+        cell = four.ok(magic("print('kept', 'abcdefgh'[rank], kept[0])", RANKS))
         shown = {line.split("kept")[1][3:] for line in cell.stdout.splitlines() if "kept" in line}
         assert len(shown) == 1, cell.text
         assert shown == {four.value("str(kept[0])")}, cell.text
@@ -340,7 +342,7 @@ def test_stop_while_every_rank_prints_in_a_loop(fresh: Notebook, code: str, pres
     assert cell.error[0] == "KeyboardInterrupt"
     assert cell.stop_seconds is not None
     assert cell.stop_seconds < 5
-    assert fresh.ok("%%distributed -n 2\nprint('next')").stdout.count("next") == 2
+    assert fresh.ok("%%distributed -n 2\nprint('next')").stdout == "next\n"
 
 
 def test_a_timeout_while_every_rank_prints_in_a_loop(fresh: Notebook) -> None:

@@ -197,7 +197,7 @@ def talk() -> None:
 @pytest.mark.parametrize(
     ("mode", "out", "err"),
     [
-        ("merged", ["[rank 1] hello 1", "hello 0"], ["[rank 1] problem 1", "problem 0"]),
+        ("merged", ["[1] the same 2 lines but for the rank", "hello 0"], ["problem 0"]),
         ("rank0", ["hello 0"], ["problem 0"]),
         ("none", [], []),
     ],
@@ -209,7 +209,7 @@ def test_output(capsys: pytest.CaptureFixture[str], mode: str, out: list[str], e
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="merged, rank0, none"):
+    with pytest.raises(ValueError, match="merged, all, rank0, none"):
         nbdist.launch(who, ranks=2, output="some")
     with pytest.raises(ValueError, match=r"^ranks=0: .*1 or more"):
         nbdist.launch(who, ranks=0)
@@ -326,7 +326,7 @@ def test_a_script(tmp_path: Path) -> None:
         """,
     )
     lines = done.stdout.splitlines()
-    assert sorted(lines[:2]) == ["[rank 1] on 1", "on 0"]
+    assert sorted(lines[:2]) == ["[1] the same 1 line but for the rank", "on 0"]
     assert lines[2] == "[True, True] Told(rank=1, text='6') ['there'] [2]"
     assert lines[3] == "8 ['there', 'there'] [2, 2]"
     assert lines[4] == "[0: 20, 1: 20]"

@@ -32,38 +32,50 @@ def test_the_lead_rank_is_written_as_it_comes() -> None:
 def test_other_ranks_lines_have_their_rank_in_front() -> None:
     page = Page()
     page.say(1, "one\ntwo\n")
-    assert page.text() == "[rank 1] one\n[rank 1] two\n"
+    page.screen.finish()
+    assert page.text() == "[1] one\n[1] two\n"
 
 
 def test_a_line_in_pieces_is_one_line() -> None:
     page = Page()
     for piece in ("on", "e", "\n"):
         page.say(1, piece)
-    assert page.text() == "[rank 1] one\n"
+    page.screen.finish()
+    assert page.text() == "[1] one\n"
 
 
-def test_another_rank_never_breaks_into_the_lead_ranks_line() -> None:
-    page = Page()
-    page.say(0, "loss ")
-    page.say(1, "hello\n")
-    assert page.text() == "loss "
-    page.say(0, "0.5\nnext")
-    assert page.text() == "loss 0.5\n[rank 1] hello\nnext"
-
-
-def test_it_waits_only_so_long_for_the_lead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     from nbdist.launchers import screen
 
     now = [0.0]
     monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_another_rank_never_breaks_into_the_lead_ranks_line(now: list[float]) -> None:
+    page = Page()
+    page.say(1, "hello\n")
+    now[0] = 10.0
+    page.say(0, "loss ")
+    page.screen.tick()
+    now[0] = 10.15
+    page.screen.tick()
+    assert page.text() == "loss "
+    page.say(0, "0.5\nnext")
+    assert page.text() == "loss 0.5\n[1] hello\nnext"
+
+
+def test_it_waits_only_so_long_for_the_lead_rank(now: list[float]) -> None:
     page = Page()
     page.say(0, "bar 10%")
     page.say(1, "hello\n")
-    page.screen.tick()
-    assert page.text() == "bar 10%"
-    now[0] = 1.0
-    page.screen.tick()
-    assert page.text() == "bar 10%\n[rank 1] hello\n"
+    for now[0] in (0.1, 2.0, 2.15):
+        page.screen.tick()
+        assert page.text() == "bar 10%"
+    for now[0] in (3.0, 3.3, 3.6):
+        page.screen.tick()
+    assert page.text() == "bar 10%\n[1] hello\n"
 
 
 def test_a_progress_bar_of_another_rank_is_one_line() -> None:
@@ -71,14 +83,14 @@ def test_a_progress_bar_of_another_rank_is_one_line() -> None:
     for percent in range(0, 101, 10):
         page.say(1, f"\r{percent}%", "stderr")
     page.screen.finish()
-    assert page.text("stderr") == "[rank 1] 100%\n"
+    assert page.text("stderr") == "[1] 100%\n"
 
 
 def test_an_unfinished_line_is_not_lost() -> None:
     page = Page()
     page.say(1, "no newline")
     page.screen.finish()
-    assert page.text() == "[rank 1] no newline\n"
+    assert page.text() == "[1] no newline\n"
 
 
 def test_a_character_cut_in_two_by_a_read() -> None:
@@ -104,14 +116,119 @@ def test_with_ranks_the_lowest_that_runs_leads() -> None:
     page = Page(lead=2)
     page.say(2, "I lead\n")
     page.say(3, "I do not\n")
-    assert page.text() == "I lead\n[rank 3] I do not\n"
+    page.screen.finish()
+    assert page.text() == "I lead\n[3] I do not\n"
 
 
-def test_a_display_of_another_rank_is_its_text() -> None:
+def figure(image: str) -> dict:
+    return {
+        "msg_type": "display_data",
+        "data": {"text/plain": "<Figure>", "image/png": image},
+        "metadata": {},
+        "transient": {},
+    }
+
+
+def test_a_display_of_another_rank_is_its_text_where_it_differs() -> None:
     page = Page()
-    page.screen.display(1, {"msg_type": "display_data", "data": {"text/plain": "<Figure>", "image/png": "..."}})
-    assert page.text() == "[rank 1] <Figure>\n"
-    assert not page.shown
+    page.screen.display(0, figure("a"))
+    page.screen.display(1, figure("a"))
+    page.screen.display(2, figure("b"))
+    page.screen.display(3, figure("c"))
+    page.screen.finish()
+    assert page.text() == "[2-3] <Figure>\n"
+    assert page.shown == [figure("a")]
+
+
+def test_a_printed_line_is_no_display() -> None:
+    page = Page()
+    page.screen.display(0, {"data": {"text/plain": "x"}})
+    page.say(1, "x\n")
+    page.screen.finish()
+    assert page.text() == "[1] x\n"
+
+
+# ------------------------------------------------------------------ folding
+
+
+def test_equal_lines_need_no_word() -> None:
+    page = Page()
+    for rank in (1, 0, 2):
+        page.say(rank, "a\nb\n")
+        page.say(rank, "problem\n", "stderr")
+    page.screen.finish()
+    assert (page.text(), page.text("stderr")) == ("a\nb\n", "problem\n")
+
+
+def test_lines_equal_but_for_the_rank_are_told_in_one_line() -> None:
+    page = Page()
+    for rank in range(8):
+        page.say(rank, f"rank {rank} of 8\n" * 1000)
+    page.screen.finish()
+    assert page.text() == "rank 0 of 8\n" * 1000 + "[1-7] the same 1,000 lines but for the rank\n"
+    page.screen.finish()
+    assert page.text().count("the same") == 1
+
+
+def test_a_value_that_happens_to_be_the_ranks_is_shown() -> None:
+    page = Page()
+    for rank in range(4):
+        page.say(rank, f"loss 0.{rank}\n")
+    page.screen.finish()
+    assert page.text() == "loss 0.0\n[1] loss 0.1\n[2] loss 0.2\n[3] loss 0.3\n"
+
+
+def test_progress_bars_that_differ_in_speed_are_one_and_need_no_word() -> None:
+    page = Page()
+    for rank in range(4):
+        for done in range(5):
+            page.say(rank, f"\r{done}/4 [00:0{rank}<00:00, {rank + 1}.5it/s]", "stderr")
+        page.say(rank, "\n", "stderr")
+    page.screen.finish()
+    assert page.text("stderr").endswith("4/4 [00:00<00:00, 1.5it/s]\n") and "[1" not in page.text("stderr")
+    assert page.text() == ""
+
+
+def test_stdout_and_stderr_are_apart() -> None:
+    page = Page()
+    page.say(0, "x\n")
+    page.say(1, "x\n", "stderr")
+    page.screen.finish()
+    assert (page.text(), page.text("stderr")) == ("x\n", "[1] x\n")
+
+
+# ------------------------------------------------------------------ all
+
+
+def test_all_puts_the_ranks_in_front_of_every_line() -> None:
+    page = Page("all")
+    for rank in range(3):
+        page.say(rank, f"hello {rank}\nloss 0.{rank}\n" + ("more\n" if rank else "") + "end")
+    page.screen.finish()
+    lines = ["[0-2] hello 0", "[0] loss 0.0", "[1] loss 0.1", "[2] loss 0.2", "[1-2] more", "[0-2] end"]
+    assert page.text().splitlines() == [*lines, "[1-2] the same 1 line but for the rank"]
+
+
+def test_all_shows_displays_richly_under_a_label() -> None:
+    page = Page("all")
+    for rank, image in enumerate("aab"):
+        page.screen.display(rank, figure(image))
+    page.screen.finish()
+    assert page.text() == "[0-1]\n[2]\n"
+    assert [message["data"]["image/png"] for message in page.shown] == ["a", "b"]
+
+
+def test_all_keeps_the_ranks_updatable_displays_apart() -> None:
+    page = Page("all")
+    for rank in range(2):
+        page.screen.display(rank, {**figure("a"), "transient": {"display_id": "x"}})
+        page.screen.display(rank, {**figure("b"), "msg_type": "update_display_data", "transient": {"display_id": "x"}})
+    page.screen.finish()
+    assert page.text() == "[0]\n[1]\n"
+    told = [(message["msg_type"], message["transient"]["display_id"]) for message in page.shown]
+    assert sorted(told) == sorted(
+        (kind, name) for kind in ("display_data", "update_display_data") for name in ("x", "x-rank1")
+    )
 
 
 def test_a_notice_starts_a_line_of_its_own() -> None:

@@ -1,0 +1,271 @@
+"""Which lines of N ranks are one: nothing lost, order kept, never a wrong rank."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbdist.launchers import alike, folding
+from nbdist.launchers.folding import Folder, Shown
+
+# ------------------------------------------------------------------ what is alike
+
+SAME_BUT_FOR_THE_RANK = [
+    ("hello from 0", "hello from 3"),
+    ("rank 0 is on cuda:0.", "rank 3 is on cuda:3."),
+    ("[0/8] ready", "[3/8] ready"),
+    ("[rank: 0] Seed set to 0", "[rank: 3] Seed set to 0"),
+    (
+        "[rank0]:[W1130 12:25:33.1234567 reducer.cpp:1400] find_unused",
+        "[rank3]:[W1130 12:25:34.9 reducer.cpp:1400] find_unused",
+    ),
+    ("step 3 on rank 0", "step 3 on rank 3"),
+    ("device='cuda', index=0)", "device='cuda', index=3)"),
+    ("0: done", "3: done"),
+    ("a 0 b 0 c 0 d 0 e 0", "a 3 b 3 c 3 d 3 e 3"),
+]
+SAME_BUT_FOR_TIME = [
+    ("took 0.31 s", "took 12.9 s"),
+    ("epoch 2 in 1min 30s", "epoch 2 in 59m 2.5s"),
+    ("2026-11-30 12:25:33,123 INFO here", "2026-11-30 12:25:34,001 INFO here"),
+    ("100%|####| 5/5 [00:00<00:00, 98.12it/s]", "100%|####| 5/5 [00:01<00:00,  4.00s/it]"),
+    ("0%|    | 0/5 [00:00<?, ?it/s]", "0%|    | 0/5 [00:03<?, ?it/s]"),
+    ("1.25 ms ± 12.3 μs per loop", "1.31 ms ± 9 μs per loop"),
+    ("read 3.2 MB/s", "read 31 MB/s"),
+    ("1,200 tokens/sec", "900 tokens/sec"),
+    ("pid 1234 up", "pid 99 up"),
+    ("<Foo object at 0x7f12ab34cd56>", "<Foo object at 0x7f12ab34ffff>"),
+]
+DIFFERENT = [
+    ("loss 0.3", "loss 0.0"),
+    ("loss 0.0", "loss 0.3"),
+    ("tensor([0.])", "tensor([3.])"),
+    ("array([0. 1.])", "array([3. 1.])"),
+    ("1e-0", "1e-3"),
+    ("x = -0", "x = -3"),
+    ("0%", "3%"),
+    ("10,003 rows", "10,000 rows"),
+    ("0,003 rows", "3,003 rows"),
+    ("step 1", "step 3"),
+    ("v0", "v3"),
+    ("step0 done", "step3 done"),
+    ("version 2.0.1", "version 2.3.1"),
+    ("max 10 min 3", "max 12 min 3"),
+    ("step 5", "step 6"),
+    ("x[10:20]", "x[10:30]"),
+    ("ratio 3:40", "ratio 3:41"),
+    ("hello", "hello world"),
+]
+
+
+def same(mine: str, theirs: str, rank: int = 3) -> bool:
+    return alike.key(mine) in (alike.key(theirs), *alike.as_if(alike.key(theirs), rank, 0))
+
+
+@pytest.mark.parametrize(("mine", "theirs"), SAME_BUT_FOR_THE_RANK + SAME_BUT_FOR_TIME)
+def test_same_but_for_rank_or_time(mine: str, theirs: str) -> None:
+    assert same(mine, theirs)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), DIFFERENT)
+def test_a_value_is_no_rank_and_no_time(mine: str, theirs: str) -> None:
+    assert not same(mine, theirs)
+
+
+def test_another_ranks_number_is_a_difference() -> None:
+    assert not same("hello from 0", "hello from 2", rank=3)
+    assert same("hello from 0", "hello from 12", rank=12) and not same("hello from 0", "hello from 12", rank=2)
+    assert same("hello from 2", "hello from 2", rank=3)
+
+
+@given(st.text(alphabet="0123456789.,:/-s mit%pdx[]", max_size=80), st.integers(0, 12))
+def test_any_line_is_itself(text: str, rank: int) -> None:
+    assert same(text, text, rank)
+    for form in alike.as_if(text, rank, rank):
+        assert form == text
+
+
+def test_a_long_line_is_compared_whole() -> None:
+    long = "x" * 5000
+    assert same(long, long) and not same(long + "1", long + "2") and len(alike.key(long)) < 100
+
+
+# ------------------------------------------------------------------ the laws
+
+WORDS = ("a", "b {r}", "loss 0.{v}", "step {v}", "took {v}.5 s", "{r} of {v}", "")
+STEP = st.tuples(
+    st.integers(0, 3), st.sampled_from(WORDS), st.integers(0, 3), st.sampled_from((0.0, 0.0, 0.02, 0.4, 2))
+)
+
+
+def forms(text: str, rank: int) -> set[str]:
+    """Everything that this line of this rank may stand for (the test's own idea of it)."""
+    text = re.sub(r"\d+\.5 s", "TIME", text.rstrip())
+    found = [match for match in re.finditer(r"(?<![.\d])\d(?![.\d])", text) if match[0] == str(rank)]
+    all_forms = set()
+    for taken in itertools.product((False, True), repeat=len(found)):
+        out, at = "", 0
+        for match, take in zip(found, taken, strict=True):
+            out += text[at : match.start()] + ("RANK" if take else match[0])
+            at = match.end()
+        all_forms.add(out + text[at:])
+    return all_forms
+
+
+def stands_for(shown: str, by: int, line: str, rank: int) -> bool:
+    return not forms(shown, by).isdisjoint(forms(line, rank))
+
+
+def play(
+    steps: list[tuple[int, str, int, float]], hold_lead: bool, ranks: int
+) -> tuple[dict[int, list[str]], list[Shown]]:
+    folder = Folder(0, range(ranks), hold_lead)
+    written: dict[int, list[str]] = {rank: [] for rank in range(ranks)}
+    shown: list[Shown] = []
+    now = 0.0
+    for rank, word, value, pause in steps:
+        if rank >= ranks:
+            continue
+        text = word.format(r=rank, v=value)
+        written[rank].append(text)
+        folder.add(rank, [text], now)
+        shown += folder.ready(now)
+        now += pause
+        shown += folder.ready(now)
+    shown += folder.ready(now, force=True)
+    assert not folder.waiting
+    return written, shown
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEP, max_size=40), st.integers(2, 4))
+def test_all_shows_every_line_of_every_rank_in_its_order(steps: list[tuple[int, str, int, float]], ranks: int) -> None:
+    written, shown = play(steps, True, ranks)
+    for rank, lines in written.items():
+        mine = [one for one in shown if rank in one.ranks]
+        assert len(mine) == len(lines)
+        for one, line in zip(mine, lines, strict=True):
+            assert stands_for(one.text, one.ranks[0], line, rank) or any(
+                stands_for(one.text, other, line, rank) for other in one.ranks
+            )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEP, max_size=40), st.integers(2, 4))
+def test_merged_shows_what_the_lead_did_not_write(steps: list[tuple[int, str, int, float]], ranks: int) -> None:
+    """Each rank's lines are, in order, those that are shown with its rank and lines of the lead, and nothing else."""
+    written, shown = play(steps, False, ranks)
+    assert all(0 not in one.ranks for one in shown)
+    for rank in range(1, ranks):
+        mine = [one for one in shown if rank in one.ranks]
+        reached = {0: 0}  # lines shown with this rank: the fewest lines of the lead that it takes
+        for line in written[rank]:
+            following: dict[int, int] = {}
+            for used, at in reached.items():
+                if used < len(mine) and any(stands_for(mine[used].text, by, line, rank) for by in mine[used].ranks):
+                    following[used + 1] = min(at, following.get(used + 1, at))
+                place = next((i for i in range(at, len(written[0])) if stands_for(written[0][i], 0, line, rank)), None)
+                if place is not None:
+                    following[used] = min(place + 1, following.get(used, place + 1))
+            reached = following
+        assert len(mine) in reached, (written, shown)
+
+
+# ------------------------------------------------------------------ alignment
+
+
+def fold(lead: list[str], *others: list[str], late: bool = False) -> tuple[list[str], Folder]:
+    """What is shown beside the lead's lines; the others come first, or after the lead (`late`)."""
+    folder = Folder(0, range(len(others) + 1))
+    turns = [(0, lead), *enumerate(others, 1)]
+    for rank, lines in turns if late else turns[::-1]:
+        folder.add(rank, lines, 0.0)
+    told = [f"{one.ranks} {one.text}" for one in folder.ready(0.0, force=True)]
+    return told, folder
+
+
+STEPS = [f"step {i} loss {1 / (i + 1):.4f}" for i in range(100)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_equal_output_is_folded(late: bool) -> None:
+    shown, folder = fold(STEPS, STEPS, STEPS, late=late)
+    assert shown == [] and folder.folded == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_that_prints_more_goes_on_with_the_lead(late: bool) -> None:
+    more = [*STEPS[:10], "extra", *STEPS[10:50], "again", "again", *STEPS[50:], "end"]
+    assert fold(STEPS, more, late=late)[0] == ["(1,) extra", "(1,) again", "(1,) again", "(1,) end"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_that_prints_less(late: bool) -> None:
+    assert fold(STEPS, [*STEPS[:10], *STEPS[40:]], late=late)[0] == []
+    assert fold(STEPS, STEPS[-1:], late=late)[0] == []
+
+
+def test_one_different_line_does_not_spoil_the_rest() -> None:
+    theirs = ["step 50 loss 9.0000" if i == 50 else line for i, line in enumerate(STEPS)]
+    assert fold(STEPS, theirs, theirs)[0] == ["(1, 2) step 50 loss 9.0000"]
+
+
+def test_a_frequent_line_is_no_anchor() -> None:
+    """An early `done` is not the last of the lead's: the steps behind it would be shown as if they were not equal."""
+    lead = [*STEPS, "done"]
+    folder = Folder(0, (0, 1))
+    folder.add(0, lead, 0.0)
+    folder.add(1, ["done", *STEPS[:20]], 0.0)
+    shown = folder.ready(10.0)
+    shown += folder.ready(20.0, force=True)
+    assert [one.text for one in shown] == ["done"]
+
+
+def test_lines_of_several_ranks_are_one_with_their_ranks() -> None:
+    mine = [[f"worker {rank} ready", "common", f"loss 0.{rank}"] for rank in range(1, 8)]
+    shown, folder = fold(["master ready"], *mine)
+    every = "(1, 2, 3, 4, 5, 6, 7)"
+    assert shown[:2] == [f"{every} worker 1 ready", f"{every} common"]
+    assert sorted(shown[-7:]) == [f"({rank},) loss 0.{rank}" for rank in range(1, 8)]
+    assert {rank: told.lines for rank, told in folder.folded.items()} == dict.fromkeys(range(2, 8), 1)
+
+
+def test_what_was_folded_is_counted() -> None:
+    _, folder = fold(["a 0", "took 1 s", "b"], ["a 1", "took 2 s", "b"])
+    assert (folder.folded[1].lines, folder.folded[1].why) == (2, {"the rank", "times"})
+
+
+def test_a_line_waits_for_a_lead_that_is_slower_but_not_for_ever() -> None:
+    folder = Folder(0, (0, 1))
+    folder.add(1, ["soon"], 0.0)
+    assert folder.ready(0.5) == []
+    folder.add(0, ["soon"], 0.6)
+    assert folder.ready(9.0) == []
+    folder.add(1, ["mine"], 10.0)
+    assert folder.ready(10.0) == []
+    folder.ready(10.0 + folding.BEHIND)
+    assert folder.ready(10.01 + folding.BEHIND + folding.SHARED) == [Shown((1,), "mine")]
+
+
+def test_a_line_of_ten_megabytes_is_compared_and_not_kept() -> None:
+    shown, folder = fold(["z" * 10_000_000, "after"], ["z" * 10_000_000, "after"])
+    assert shown == [] and folder._letters < 1000
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "MOST_LINES", 100)
+    monkeypatch.setattr(folding, "MOST_WAITING", 50)
+    folder = Folder(0, (0, 1))
+    shown = []
+    for i in range(1000):
+        folder.add(0, [f"lead {i} x"], 0.0)
+        folder.add(1, [f"mine {i} y"], 0.0)
+        shown += folder.ready(0.0)
+    assert len(folder._texts) == 100 and sum(map(len, folder._places.values())) == 100
+    assert len(folder._others[1].waiting) <= 51
+    shown += folder.ready(0.0, force=True)
+    assert [one.text for one in shown] == [f"mine {i} y" for i in range(1000)]
