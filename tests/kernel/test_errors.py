@@ -294,7 +294,7 @@ def test_timeout(nb: Notebook) -> None:
         ("-n", ("-n: takes a number of ranks",)),
         ("-n 0", ("-n 0", "1 or more")),
         ("-n 2 --ranks 0-5", ("ranks 0 to 1", "no rank 5")),
-        ("--output some", ("--output some", "merged, rank0, none")),
+        ("--output some", ("--output some", "merged, all, rank0, none, tabs")),
         ("--ranks x", ("--ranks x", "0,2-3")),
         ("-n 2 --cpus 2", ("-n and --cpus exclude each other",)),
         ("-n 2 something", ("something", "-n", "--timeout")),
