@@ -32,7 +32,7 @@ print("my share starts at", 500 * rank)
 """
     )
     notebook.shot("ranks", index)
-    assert output.stream() == "my share starts at 0\n[rank 1] my share starts at 500\n"
+    assert output.stream() == "my share starts at 0\n[1] my share starts at 500\n"
 
 
 def test_a_plot(notebook: Any) -> None:

@@ -49,7 +49,7 @@ def saved(server: Server, browser: Any) -> Iterator[Any]:
 def check(shown: Any) -> None:
     """What a reader must find; `shown` is the part of a page that has the cells."""
     assert shown.get_by_text("loss on this rank: 1.5").is_visible()
-    assert "[rank 1] loss on this rank: 2.5" in shown.inner_text()
+    assert "[1] loss on this rank: 2.5" in shown.inner_text()
     image = shown.locator("img").first
     assert image.evaluate("image => image.naturalWidth") > 150
     assert shown.get_by_role("cell", name="0.875").is_visible()

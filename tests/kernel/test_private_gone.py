@@ -17,7 +17,7 @@ from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.kernel, pytest.mark.ranks]
 
-STUCK = "print('begun')\nif rank == 0: dist.barrier()\nwhile True: pass"
+STUCK = "print('begun', 'ab'[rank])\nif rank == 0: dist.barrier()\nwhile True: pass"
 ALL_HERE = "value = torch.ones(1)\ndist.all_reduce(value)\nassert value.item() == 2"
 
 
