@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from typing import Any
@@ -14,6 +15,7 @@ from nbdist.launchers.client import SupervisorLost
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import settle
+from nbdist.launchers.shield import shielded
 from nbdist.magics import commands
 from nbdist.magics.capture import CellSource, capture, count
 from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
@@ -24,6 +26,7 @@ from nbdist.magics.screens import screens
 from nbdist.magics.session import Session
 from nbdist.shipping import CannotShip, NotEnoughMemory
 
+_IMPORTS_TORCH = re.compile(r"^(import|from) torch\b", re.MULTILINE)
 # What the notebook's shell puts into the namespace for itself; a rank has its own.
 _THE_SHELLS_OWN = frozenset({"get_ipython", "exit", "quit", "open", "display"})
 
@@ -85,6 +88,8 @@ class Distributed:
             raise_syntax(self.shell, error)
         try:
             pool = self.session.pool_for(options, lambda size: NotebookScreen(self.shell, "merged", 0))
+            if not pool.started and options.only is None:
+                import_meanwhile(self.session, source.source)
             with pool.turn():
                 request, screen = self._prepare(pool, options, source)
                 result = run_cell(pool, request, screen)
@@ -180,6 +185,15 @@ class Distributed:
                 f"the notebook has {name!r}, but nbdist did not see that the cell reads it (by eval, for example): "
                 f"mention it in the cell, as in `{name}`"
             )
+
+
+def import_meanwhile(session: Session, source: str) -> None:
+    """torch for a cell that imports it: the notebook gets that name with the results, and the first ranks take as long
+    to come as the import takes here. Stop waits for its end: half an import could not be repeated.
+    """
+    if "torch" not in sys.modules and _IMPORTS_TORCH.search(source) and not session.supervisor().is_up:
+        with shielded():
+            importlib.import_module("torch")
 
 
 def how_it_stopped(result: Result) -> str:

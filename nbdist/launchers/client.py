@@ -59,6 +59,11 @@ class Supervisor:
     def alive(self) -> bool:
         return not self._lost and self.process.poll() is None
 
+    @property
+    def is_up(self) -> bool:
+        """Whether `up()` would return at once."""
+        return self._up is not None or bool(select.select([self.link], [], [], 0)[0])
+
     def is_ending(self, within: float = 0.5) -> bool:
         """It has ended, or does so now: its fork server is gone."""
         try:
