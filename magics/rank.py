@@ -22,7 +22,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbdist import state
+from nbdist.magics.autoreload import reload_as_autoreload
 from nbdist.magics.rank_names import INJECTED
+from nbdist.shipping.versions import RankModules
 from nbdist.worker.output import Output
 
 _CONFIG = Config()
@@ -110,6 +112,7 @@ class CellRunner:
         self._rank, self._size = spec["rank"], spec["world_size"]
         self._loop: asyncio.AbstractEventLoop | None = None
         RankDisplayPublisher.output = output
+        RankModules.upgrade = staticmethod(reload_as_autoreload)
         keep = {name: sys.__dict__[name] for name in ("stdout", "stderr", "excepthook", "displayhook")}
         RankShell.clear_instance()
         self.shell = RankShell.instance(config=_CONFIG, user_module=sys.modules["__main__"], user_ns=namespace)

@@ -13,10 +13,12 @@ from nbdist.launchers.cell import Screen
 from nbdist.launchers.devices import check_free, in_the_way
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
+from nbdist.magics.autoreload import Autoreload
 from nbdist.magics.debug import Debugger
 from nbdist.magics.every import EveryCell
 from nbdist.magics.options import Options
 from nbdist.magics.ranks import Ranks
+from nbdist.shipping.versions import notebook_modules
 
 RUNNER = "nbdist.magics.rank"
 # Constructing a DistributedDataParallel imports this: a second of work that every rank would do again.
@@ -35,6 +37,7 @@ class Session:
         self.ranks = Ranks(lambda: self.last)
         self._sent_sources: dict[str, set[str]] = {}
         self._pid = os.getpid()
+        notebook_modules().follow(Autoreload(shell))
 
     def supervisor(self) -> client.Supervisor:
         return client.supervisor(preload=[RUNNER, SLOW_TO_IMPORT])
@@ -98,7 +101,8 @@ class Session:
         return new
 
     def prune(self, *ignored: Any) -> None:
-        """After every cell: what the notebook dropped is dropped here too."""
+        """After every cell: what the notebook dropped is dropped here too, what it imported is looked at."""
+        notebook_modules().look()
         for pool in self.pools.values():
             if pool.started:
                 pool.home.prune()
@@ -109,5 +113,6 @@ class Session:
             pool.end()
         self.pools.clear()
         self.last = None
+        notebook_modules().follow(None)
         if self._pid == os.getpid():
             client.end_supervisor()

@@ -25,11 +25,11 @@ from nbdist.shipping.message import (
     FrameFailed,
     TooLarge,
 )
-from nbdist.shipping.modules import LoadedModules
 from nbdist.shipping.names import RESERVED
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, Unpacked, decode
+from nbdist.shipping.versions import RankModules
 from nbdist.shipping.walk import Node, content_digest
 
 _LIMIT = 4 << 30
@@ -51,7 +51,8 @@ class Away:
         self._table = Table(namespace)
         self._encoder = Encoder(self._table, self)
         self._arrived: tuple[dict[str, Any], Any] | None = None
-        self._modules = LoadedModules()
+        self._modules = RankModules()
+        self.troubles: list[str] = []  # one line each: modules that could not be reloaded for this cell
         self._cell = 0
         self._provisional: dict[str, list[Token]] = {}  # tokens given out after the last cell, by group
         self._provisional_cell: int | None = None
@@ -83,12 +84,7 @@ class Away:
         for key, name in envelope["settle"]["pins"]:
             if key not in self._pins and name in self.namespace:
                 self._pins[key] = self.namespace[name]
-        try:
-            self._modules.follow(envelope["modules"])
-        except Exception as error:
-            for file in files:
-                _close(file)
-            raise CannotReceive("", f"a module of yours cannot be loaded again: {reason_of(error)}") from error
+        self.troubles = self._modules.follow(envelope["modules"], envelope["upgrade"])
         try:
             received = decode(envelope, files, self._table, self, isolate=False)
         except DecodeFailed as failure:
@@ -203,6 +199,7 @@ class Away:
             lead: whether this rank will lead; by default rank 0 does.
             again: names that count as assigned, though the cell does nothing to them.
         """
+        self._modules.look()
         self._reads = sorted(set(reads))
         self._stores = frozenset(stores)
         kept = set(self._reads)
@@ -282,6 +279,7 @@ class Away:
             return self._report(assigned, deleted, roots, ran)
         finally:
             self._before, self._hidden, self._extra, self._deletes = {}, {}, None, []
+            self._modules.look()
 
     def _report(self, assigned: list[str], deleted: list[str], roots: list[tuple[str, Any]], ran: bool) -> Parcel:
         table = self._table

@@ -28,12 +28,12 @@ from nbdist.shipping.message import (
     Packed,
     changed,
 )
-from nbdist.shipping.modules import UserModules
 from nbdist.shipping.ranks import Ranks
 from nbdist.shipping.sending import Sending
 from nbdist.shipping.shipment import Arrival, Plan, Shipment
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import decode
+from nbdist.shipping.versions import Version, notebook_modules
 from nbdist.shipping.walk import Walked
 
 QUICK = 0.003  # seconds that a walk after each notebook cell may take
@@ -62,7 +62,7 @@ class Home:
         self._encoder = Encoder(self._table, self)
         self._bound: dict[str, Any] = {}
         self._ranks = Ranks(world_size, self._table)
-        self._modules = UserModules()
+        self._modules: dict[str, Version] = {}  # as the ranks know them
         self._numbers = itertools.count()
         self._handles: list[RankedValue] = []
         self._cell = 0
@@ -135,11 +135,12 @@ class Home:
             for plan in [common, *plans]:
                 _close(plan.packed.files)
             raise
-        for plan in plans:
-            self._modules.note(plan.packed.modules)
-        stamps = self._modules.stamps()
+        upgrade = notebook_modules().upgrade
+        held = notebook_modules().versions({name for plan in plans for name in plan.packed.modules})
+        modules = {name: version for name, version in held.items() if self._modules.get(name) != version}
         header = {
-            "modules": stamps,
+            "modules": modules,
+            "upgrade": upgrade,
             "cell": self._cell + 1,
             "settle": self._settle,
             "hooks": hook_counter(),
@@ -159,9 +160,10 @@ class Home:
             names=frozenset(names - sending.left_out.keys()),
             left_out=sending.left_out,
             size=sum(len(parcel.head) for _, parcel in parcels) + sum(_memory(plan.packed) for plan in plans),
-            trivial=not stamps and not any(plan.packed.spans for plan in plans),  # a module may fail to load again
-            notes=_notes(plans),
+            trivial=not any(plan.packed.spans for plan in plans),
+            notes=[*_notes(plans), *(() if upgrade else notebook_modules().edited())],
             plans=plans,
+            modules=modules,
             settled=self._settle,
             asked=asked,
         )
@@ -191,6 +193,7 @@ class Home:
         """Every rank has decoded the shipment: what was sent is known from now on."""
         table = self._table
         self._cell += 1
+        self._modules.update(shipment.modules)
         for plan in shipment.plans:
             for token, node in plan.packed.born:
                 if token not in table.objects:
@@ -368,6 +371,7 @@ class Home:
         self._handles.clear()
         self._table.clear()
         self._bound.clear()
+        self._modules.clear()
         self._ranks = Ranks(self.world_size, self._table)
         self._settle = _nothing_to_settle()
 

@@ -1,20 +1,15 @@
 """Modules travel by name: the rank imports them. What a name alone does not carry is here.
 
-A package brings the submodules that the notebook has imported (`import xml.dom` binds `xml`). A module of the user's
-that was edited and reloaded in the notebook is reloaded on the ranks. A module without a file is refused by name.
+A package brings the submodules that the notebook has imported (`import xml.dom` binds `xml`). A module without a file
+is refused by name. Which version of a module is loaded: see versions.py.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
-import site
 import sys
-import sysconfig
 from types import ModuleType
 from typing import Any
-
-Stamp = tuple[str, int, int]  # path, time of change, size
 
 
 def importable(name: str) -> bool:
@@ -65,68 +60,3 @@ def find_module(name: str, children: tuple[str, ...]) -> ModuleType:
     module = importlib.import_module(name)
     _expect(module, tuple(child for child in children if child not in sys.modules))
     return module
-
-
-def _installed() -> tuple[str, ...]:
-    paths: set[str | None] = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths.update(site.getsitepackages() if hasattr(site, "getsitepackages") else ())
-    if hasattr(site, "getusersitepackages"):
-        paths.add(site.getusersitepackages())
-    return tuple(os.path.realpath(path) + os.sep for path in paths if path)
-
-
-class UserModules:
-    """Watches the user's own modules among those that shipped values refer to."""
-
-    def __init__(self) -> None:
-        self._installed = _installed()
-        self._seen: dict[str, tuple[Any, Stamp] | None] = {}  # name -> (the spec that it was loaded by, the stamp then)
-
-    def note(self, names: set[str]) -> None:
-        """Values that are shipped refer to these modules."""
-        for name in names:
-            if name not in self._seen:
-                self._seen[name] = self._look(name)
-
-    def _look(self, name: str) -> tuple[Any, Stamp] | None:
-        module = sys.modules.get(name)
-        path = getattr(module, "__file__", None)
-        if not isinstance(path, str) or not path.endswith(".py") or name == "__main__":
-            return None
-        path = os.path.realpath(path)
-        if path.startswith(self._installed) or name.partition(".")[0] == "nbdist":
-            return None
-        try:
-            status = os.stat(path)
-        except OSError:
-            return None
-        return getattr(module, "__spec__", None), (path, status.st_mtime_ns, status.st_size)
-
-    def stamps(self) -> dict[str, Stamp]:
-        """The user's modules, each with the state of its file when the notebook loaded it."""
-        found = {}
-        for name, seen in self._seen.items():
-            if seen is not None:
-                # reload() gives a module a new spec: its file is looked at again only then, because what matters is
-                # what runs here.
-                if getattr(sys.modules.get(name), "__spec__", None) is not seen[0]:
-                    seen = self._seen[name] = self._look(name) or seen
-                found[name] = seen[1]
-        return found
-
-
-class LoadedModules:
-    """A rank's side: reloads a module when the notebook runs another state of its file."""
-
-    def __init__(self) -> None:
-        self._stamps: dict[str, Stamp] = {}
-
-    def follow(self, stamps: dict[str, Stamp]) -> None:
-        """Reload what differs. Errors are those of the import."""
-        for name, stamp in stamps.items():
-            before = self._stamps.get(name)
-            module = sys.modules.get(name)
-            if module is not None and before is not None and before != stamp:
-                importlib.invalidate_caches()
-                importlib.reload(module)
-            self._stamps[name] = stamp

@@ -23,6 +23,7 @@ class Shipment:
         left_out: names of `maybe` (or found in functions) that could not be shipped, and why.
         size: bytes.
         notes: one line each, for the user: what is left behind although the cell runs.
+        modules: the user's modules whose version is news to the ranks.
         trivial: nothing is bound or changed, so that a rank cannot fail to decode it.
     """
 
@@ -32,6 +33,7 @@ class Shipment:
     size: int
     trivial: bool
     notes: list[str] = field(default_factory=list)
+    modules: dict[str, Any] = field(default_factory=dict, repr=False)
     plans: list[Plan] = field(default_factory=list, repr=False)
     settled: dict[str, Any] = field(default_factory=dict, repr=False)
     asked: dict[str, Any] = field(default_factory=dict, repr=False)  # what `Home.ship` was called with

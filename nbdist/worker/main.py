@@ -220,6 +220,7 @@ class Rank:
         self.interrupts.begin()
         state.step_boundary.reset()
         self.surroundings.told(cell["surroundings"])
+        trouble = self.surroundings.restore(cell["environment"])  # decoding imports what it finds on sys.path
         self.interrupts.files.update(cell["cell_files"])
         received, extra = self._receive(message)
         if not received:
@@ -233,7 +234,7 @@ class Rank:
             self.away.begin((), (), lead=False)
             self._done(cell, None, self.away.give(lead=False, ran=False))
             return
-        value, told = self._run(cell, extra)
+        value, told = self._run(cell, extra, [trouble] if trouble else [])
         parcel = self._give(cell, value)
         self.runner.finish(value)
         self._done(cell, told, parcel)
@@ -279,13 +280,12 @@ class Rank:
             if verdict.kind in ("go", "cancel") and verdict["cell"] == cell["cell"]:
                 return verdict.kind == "go"
 
-    def _run(self, cell: dict[str, Any], extra: Any) -> tuple[Any, dict[str, Any] | None]:
-        trouble = self.surroundings.restore(cell["environment"])
+    def _run(self, cell: dict[str, Any], extra: Any, troubles: list[str]) -> tuple[Any, dict[str, Any] | None]:
         self.default_group.reopen()
         self.output.install()
         keyboard.take_away()
-        if trouble:
-            print(f"nbdist: {trouble}", file=sys.stderr)
+        for line in [*troubles, *self.away.troubles]:
+            print(f"nbdist: rank {self.number}: {line}", file=sys.stderr)
         self.runner.prepare(cell)
         self.away.begin(
             cell["stores"],
