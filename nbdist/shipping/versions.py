@@ -47,7 +47,8 @@ def _installed() -> tuple[str, ...]:
     paths.update(site.getsitepackages() if hasattr(site, "getsitepackages") else ())
     if hasattr(site, "getusersitepackages"):
         paths.add(site.getusersitepackages())
-    return tuple(os.path.realpath(path) + os.sep for path in paths if path)
+    folders = {path for path in paths if path}
+    return tuple(path + os.sep for path in folders | {os.path.realpath(path) for path in folders})
 
 
 def _users_file(name: str, module: Any) -> str | None:
@@ -58,10 +59,10 @@ def _users_file(name: str, module: Any) -> str | None:
         return None
     if not isinstance(path, str) or not path.endswith(".py") or name == "__main__":
         return None
-    path = os.path.realpath(path)
     if path.startswith(_installed()) or f"{os.sep}site-packages{os.sep}" in path or name.partition(".")[0] == "nbdist":
         return None
-    return path
+    path = os.path.realpath(path)  # not for all: there are thousands
+    return None if path.startswith(_installed()) else path
 
 
 def _stamp(path: str) -> Stamp | None:
