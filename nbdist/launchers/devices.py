@@ -1,17 +1,47 @@
-"""Before ranks start on GPUs: which pools of this notebook are in the way, and whether somebody else holds them."""
+"""What a pool runs on; and before ranks start on GPUs, which pools are in the way, and whether somebody holds them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import psutil
 
 from nbdist.config import gpus
-from nbdist.config.detect import NotEnoughDevices
-from nbdist.launchers.pool import PoolOptions, short_id
+from nbdist.config.detect import Choice, NotEnoughDevices
 
 ROOM = 600 << 20  # bytes of a GPU that a rank needs to start: CUDA's context and NCCL's buffers, about
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """What makes two cells share their ranks: same options, same ranks."""
+
+    ranks: int
+    device: str = "cpu"  # or "cuda": one GPU a rank, or "mps"
+    runner: str = "nbdist.worker.calls"
+    devices: tuple[str, ...] = ()  # the id of each rank's GPU, as `variable` takes it; none: the first ones
+    variable: str = "CUDA_VISIBLE_DEVICES"
+
+    @classmethod
+    def of(cls, choice: Choice, runner: str = "nbdist.worker.calls") -> PoolOptions:
+        return cls(choice.ranks, choice.device, runner, choice.devices, choice.variable)
+
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        if self.device == "cpu":
+            return f"{ranks} on the CPU"
+        if self.device == "mps":
+            return f"{ranks} on the Apple GPU"
+        if self.devices:
+            return f"{ranks} on GPU{'s' if self.ranks > 1 else ''} {', '.join(map(short_id, self.devices))}"
+        return f"{ranks} on " + ("1 GPU" if self.ranks == 1 else f"{self.ranks} GPUs")
+
+
+def short_id(device: str) -> str:
+    """GPU-8932f937-d72c-4106-... as GPU-8932f937; a number stays."""
+    return "-".join(device.split("-")[:2])
 
 
 class DevicesHeld(NotEnoughDevices):

@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nbdist import system
 from nbdist.config.cores import threads_for
-from nbdist.config.detect import Choice
 from nbdist.launchers.client import Supervisor, SupervisorLost
+from nbdist.launchers.devices import PoolOptions as PoolOptions
+from nbdist.launchers.devices import who_is_there
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
 from nbdist.launchers.reader import Event, Reader
 from nbdist.launchers.shield import shielded
@@ -30,31 +30,6 @@ START_LIMIT = 60.0  # seconds for every rank to say that it is ready
 ANSWER_LIMIT = 30.0  # seconds for an idle rank to answer a question
 
 
-@dataclass(frozen=True)
-class PoolOptions:
-    """What makes two cells share their ranks: same options, same ranks."""
-
-    ranks: int
-    device: str = "cpu"  # or "cuda": one GPU a rank, or "mps"
-    runner: str = "nbdist.worker.calls"
-    devices: tuple[str, ...] = ()  # the id of each rank's GPU, as `variable` takes it; none: the first ones
-    variable: str = "CUDA_VISIBLE_DEVICES"
-
-    @classmethod
-    def of(cls, choice: Choice, runner: str = "nbdist.worker.calls") -> PoolOptions:
-        return cls(choice.ranks, choice.device, runner, choice.devices, choice.variable)
-
-    def __str__(self) -> str:
-        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        if self.device == "cpu":
-            return f"{ranks} on the CPU"
-        if self.device == "mps":
-            return f"{ranks} on the Apple GPU"
-        if self.devices:
-            return f"{ranks} on GPU{'s' if self.ranks > 1 else ''} {', '.join(map(short_id, self.devices))}"
-        return f"{ranks} on " + ("1 GPU" if self.ranks == 1 else f"{self.ranks} GPUs")
-
-
 def surroundings() -> dict[str, Any]:
     """What a cell finds around it in this process."""
     try:
@@ -62,11 +37,6 @@ def surroundings() -> dict[str, Any]:
     except OSError:
         folder = os.sep
     return {"environment": dict(os.environ), "folder": folder, "path": list(sys.path), "argv": list(sys.argv)}
-
-
-def short_id(device: str) -> str:
-    """GPU-8932f937-d72c-4106-... as GPU-8932f937; a number stays."""
-    return "-".join(device.split("-")[:2])
 
 
 class Pool:
@@ -143,6 +113,8 @@ class Pool:
                 with shielded():
                     self.end()
                 if last or not isinstance(error, StartFailed) or not owner.is_ending():
+                    if isinstance(error, StartFailed) and (told := who_is_there(self.options)):
+                        raise StartFailed(f"{error}{told}") from None
                     raise  # else the supervisor was just ending: another one
 
     def _fork(self, owner: Supervisor, port: int) -> None:

@@ -15,7 +15,8 @@ import psutil
 
 from nbdist import system
 from nbdist.config import gpus
-from nbdist.launchers.pool import Pool, short_id
+from nbdist.launchers.devices import short_id
+from nbdist.launchers.pool import Pool
 
 ANSWER = 0.4  # seconds for the ranks to answer
 MEASURE = 0.4  # seconds for measuring; after that only what costs nothing

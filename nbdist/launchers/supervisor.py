@@ -198,6 +198,9 @@ def main(fd: int, notebook: int, preload: list[str]) -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
         "1"  # a module that asks for CUDA in the fork server must not start it
     )
+    os.environ["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = (
+        "YES"  # macOS ends children of a process that uses its frameworks
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button is for the notebook alone
     threading.Thread(target=watch, args=(notebook,), daemon=True).start()
     link = Link.from_fd(fd)

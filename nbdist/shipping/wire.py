@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import struct
 
 # Output records: kind, length of the body. One write of at most PIPE_BUF bytes each, which the kernel keeps in one
 # piece.
 RECORD = struct.Struct("<cH")
-PIECE = 4000  # bytes of a body: with its head below PIPE_BUF (4096 on Linux; macOS has 512 and may tear)
+PIECE = min(4000, getattr(select, "PIPE_BUF", 512) - 12)  # bytes of a body: with its head below PIPE_BUF
 OUT, ERR, DISPLAY_PART, DISPLAY, MARK = b"o", b"e", b"d", b"D", b"m"
 
 # The black box: time.monotonic(), line, file name; behind it, from FAULT_AT on, faulthandler's text.

@@ -124,7 +124,7 @@ def device_memory(device: Any) -> dict[str, Any] | None:
             "allocated": torch.cuda.memory_allocated(device),
             "reserved": torch.cuda.memory_reserved(device),
         }
-    if device.type == "mps":
+    if device.type == "mps" and torch.backends.mps.is_available():
         return {
             "name": "MPS",
             "uuid": "",

@@ -95,3 +95,14 @@ def test_what_is_gone_says_so() -> None:
     pool = Pool(PoolOptions(2), {}, client.supervisor)
     with pytest.raises(NotOnTheRanks, match="they have ended"):
         pool.peek("x", [0])
+
+
+def test_a_pool_on_a_mocked_apple_gpu_has_its_device_and_a_group() -> None:
+    """There is no MPS here: the rank is told so all the same, and puts nothing on it."""
+    pool = Pool(PoolOptions(1, "mps", devices=("0",)), {}, client.supervisor)
+    pool.start()
+    try:
+        told = pool.ask_aside("status", 10.0)
+        assert (told[0]["device"], told[0]["memory"], told[0]["cell"]) == ("mps", None, None)
+    finally:
+        pool.end()
