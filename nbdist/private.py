@@ -158,7 +158,7 @@ INTERFACES: tuple[Interface, ...] = (
         "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks "
         "_forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks "
         "_load_state_dict_post_hooks",
-        "nbdist/shipping/kinds_object.py nbdist/shipping/pickler.py",
+        "nbdist/shipping/kinds_object.py nbdist/shipping/pickler.py nbdist/worker/holdings.py",
         "the empty tables of an nn.Module cost nothing in a message",
         "a table with another name travels as any attribute does",
         self_tests.module_parts,
@@ -227,6 +227,15 @@ INTERFACES: tuple[Interface, ...] = (
         "item by item",
         self_tests.layout_of_lists,
         "tests/kernel/test_private_gone.py::test_without_the_layout_of_lists",
+    ),
+    Interface(
+        "torch",
+        "_device_count_nvml _device_count_amdsmi",
+        "nbdist/config/gpus.py",
+        "GPUs are counted without starting CUDA",
+        "a process of its own counts them with CUDA, which takes two seconds",
+        self_tests.count_without_cuda,
+        "tests/config/test_gpus.py::test_without_torchs_own_count_a_child_counts",
     ),
     Interface(
         "Python",

@@ -176,6 +176,12 @@ def layout_of_lists() -> None:
     assert plain._addresses_can_be_compared()
 
 
+def count_without_cuda() -> None:
+    import torch
+
+    assert callable(torch.cuda._device_count_nvml) and callable(torch.cuda._device_count_amdsmi)
+
+
 def children_of_multiprocessing() -> None:
     from multiprocessing import forkserver, resource_tracker
 

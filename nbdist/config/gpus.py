@@ -117,9 +117,11 @@ def how_many(count: int) -> str:
 
 def _count(torch: Any, environment: Mapping[str, str]) -> int:
     """As torch counts without starting CUDA; where NVML cannot be asked, a child of its own counts with CUDA."""
-    private = "_device_count_amdsmi" if getattr(torch.version, "hip", None) else "_device_count_nvml"
+    by = getattr(torch.cuda, "_device_count_nvml", None)
+    if getattr(torch.version, "hip", None):
+        by = getattr(torch.cuda, "_device_count_amdsmi", None)
     with _as_in(environment):
-        count = getattr(torch.cuda, private, lambda: -1)()
+        count = by() if by is not None else -1
     if count >= 0:
         return int(count)
     done = subprocess.run(

@@ -21,9 +21,8 @@ def torch_facts(environment: Mapping[str, str]) -> Facts:
     if not dist.is_available():
         facts.append(("backends", "none: this torch was built without torch.distributed"))
     else:
-        names = [
-            name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available", _no)()
-        ]
+        known = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+        names = [name for name, available in known.items() if available()]
         if "nccl" in names:
             version = torch.cuda.nccl.version()
             names[names.index("nccl")] = (
@@ -59,7 +58,3 @@ def _precisions(gpu: gpus.Gpu) -> str:
 
 def _mps(torch: object) -> bool:
     return bool(torch.backends.mps.is_built())  # type: ignore[attr-defined]
-
-
-def _no() -> bool:
-    return False

@@ -5,6 +5,7 @@ stand-ins.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,3 +94,12 @@ def test_an_nvidia_smi_that_hangs_or_fails_is_given_up_mocked(tmp_path: Path, mo
     assert gpus.gpus(limit=0.2) == []
     program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
     assert gpus.gpus() == []
+
+
+def test_without_torchs_own_count_a_child_counts() -> None:
+    """The child is real, and counts what there is: this torch has taken its function away."""
+    import torch
+
+    without = SimpleNamespace(cuda=SimpleNamespace(), version=SimpleNamespace(hip=None))
+    assert gpus._count(without, {"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert gpus._count(without, {}) == torch.cuda.device_count()
