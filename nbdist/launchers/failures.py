@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import pickle
 import re
 import signal
 import threading
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.launchers.errors import RankExited, RankLost
+from nbdist.shipping import alone
 from nbdist.shipping.wire import FAULT_AT, PLACE
 
 # What a rank raises when another one's sockets close under it. Asked only when a rank has died: its peers are then
@@ -177,7 +177,7 @@ def rebuild(told: dict[str, Any]) -> BaseException:
         return RankExited(f"rank {told['rank']} exited with code {0 if code == 'None' else code} (SystemExit)")
     if told["pickled"]:
         try:
-            again = pickle.loads(told["pickled"])
+            again = alone.loads(told["pickled"])
             str(again)
             if isinstance(again, BaseException):
                 return again

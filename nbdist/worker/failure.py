@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from nbdist.shipping import alone
+
 _DEEPEST_CHAIN = 10
 # What stands between a call and a function that has no Python lines of its own.
 _OURS = frozenset(os.path.join(os.path.dirname(__file__), name) for name in ("main.py", "calls.py", "keyboard.py"))
@@ -26,7 +28,7 @@ def _travels(error: BaseException) -> bytes | None:
 
     try:
         data = cloudpickle.dumps(error)
-        again = cloudpickle.loads(data)
+        again = alone.loads(data)
         same_type = type(again) is type(error) or type(again).__qualname__ == type(error).__qualname__
         if same_type and str(again) == str(error):  # a class that makes its text from its arguments would make it again
             return data

@@ -63,7 +63,7 @@ class Graph:
         if isinstance(value, _VALUES) and type(value) in _VALUES:
             if type(value) is types.CodeType:
                 inner = [part.co_name if isinstance(part, types.CodeType) else repr(part) for part in value.co_consts]
-                return f"code {value.co_name} {value.co_code.hex()[:40]} {value.co_names} {inner}"
+                return f"code {value.co_name} {value.co_varnames} {value.co_names} {inner}"
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, np.generic):
             return f"{type(value).__name__} {value!r}"
@@ -116,7 +116,7 @@ class Graph:
             own = dict(sorted(own.items()))  # cloudpickle sorts them
             return f"class {value.__qualname__} {self.draw(value.__bases__)} {self._mapping(own)}"
         if isinstance(value, random.Random):
-            return f"Random {hash(value.getstate())}"
+            return f"Random {hashlib.md5(repr(value.getstate()).encode()).hexdigest()}"
         if isinstance(value, np.random.Generator):
             return f"Generator {value.bit_generator.state}"
         if isinstance(value, torch.Generator):
@@ -173,6 +173,7 @@ class Graph:
     def _array(self, value: np.ndarray) -> str:
         facts = f"{value.dtype} {value.shape} {value.strides} {value.flags.writeable}"
         if value.dtype.hasobject:
+            facts = f"{value.dtype} {value.shape} {value.flags.writeable}"
             return f"{facts} [{', '.join(self.draw(item) for item in value.ravel().tolist())}]"
         address, low, high = value.__array_interface__["data"][0], 0, value.itemsize if value.size else 0
         for size, stride in zip(value.shape, value.strides, strict=True):

@@ -49,7 +49,7 @@ def run_plainly(source: str, namespace: dict[str, Any]) -> str | None:
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exec(compile(source, "<cell>", "exec"), namespace)
+            exec(compile(source, "<cell>", "exec", dont_inherit=True), namespace)
     except Exception as error:
         return type(error).__name__
     return None

@@ -343,3 +343,18 @@ def test_two_threads_do_not_share_ranks_at_once(nb: Notebook) -> None:
     assert cell.error[0] == "RanksBusy"
     nb.ok("thread.join()")
     assert nb.value("q1") == 0
+
+
+def test_the_classes_of_what_an_exception_carries_stay_as_they_are(nb: Notebook) -> None:
+    """Reading it here must not give the notebook's class copies of its methods, nor on the rank."""
+    nb.ok("""
+class Carried(Exception):
+    def bump(self):
+        global bumped
+        bumped = True
+method, carried = Carried.bump, Carried('a')
+""")
+    nb.fails("raise Carried(carried)")
+    assert nb.value("Carried.bump is method")
+    nb.ranks("carried.bump()\nours = Carried.bump is method")
+    assert nb.value("(bumped, ours)") == (True, True)
