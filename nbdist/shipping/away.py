@@ -58,6 +58,7 @@ class Away:
         self._provisional_cell: int | None = None
         self._pins: dict[str, Any] = {}
         self._extra: Any = None
+        self.moved: list[Any] = []  # tensors that now look at the memory of one that was sent after them
         self._deletes: list[str] = []
         self._before: dict[str, Any] = {}
         self._hidden: dict[str, Any] = {}
@@ -127,7 +128,8 @@ class Away:
         self._settle(envelope["settle"], {key for sort, key, _ in received.values if sort == BIND})
         raise_hook_counter(envelope["hooks"])
         self._cell = envelope["cell"]
-        touched = []
+        touched = [token for value in self.moved if (token := table.tokens.get(id(value))) is not None]
+        self.moved.clear()
         bulk = {id(value) for sort, _, content in received.values if sort == BULKS for value in content}
         for token, value in received.new:
             table.put(token, value)

@@ -101,7 +101,7 @@ class TensorKind(Kind):
         if digest is None:
             digest = self.digest(value)
         facts = (tuple(value.shape), value.dtype, value.layout, value.requires_grad and value.is_leaf, digest)
-        return (*facts, tuple(own)), references
+        return (*facts, tuple(own), _place(value)), references
 
     def digest(self, value: Any) -> Any:
         """(the stride unless it follows from the shape, the hash of the content), whatever device and layout it has."""
@@ -133,7 +133,9 @@ class TensorKind(Kind):
         own = dict(value.__dict__)
         grad = value.grad if value.is_leaf else None
         content: Any = None
-        if old is None or old[0] != self.letter or old[1][:3] != new[1][:3]:
+        if old is not None and has_moved(value, old):
+            content = Moved(value.detach())
+        elif old is None or old[0] != self.letter or old[1][:3] != new[1][:3]:
             content = Content(value.detach())
         elif old[1][4] != new[1][4]:
             content = self._pieces(value, old[1][4], new[1][4]) or Content(value.detach())
@@ -155,11 +157,12 @@ class TensorKind(Kind):
         import torch
 
         content, requires_grad, grad, own = change
-        if grad is not None and value.is_leaf and grad.shape == value.shape:
-            value.grad = grad  # before the memory: `t.data = other` leaves a gradient of another shape in its place
-        if type(content) is Patch:
+        if type(content) is Moved:
+            value.data = content.value.to(value.device)
+        elif type(content) is Patch:
             _patch_tensor(value, content)
         elif content is not None:
+            _lay_out_as(value, content)
             with torch.no_grad():
                 if value.shape == content.shape and value.dtype == content.dtype and value.layout is content.layout:
                     # copy_ and not .data.copy_: autograd must see that saved tensors have changed
@@ -170,11 +173,63 @@ class TensorKind(Kind):
         if value.is_leaf:
             if value.requires_grad != requires_grad:
                 value.requires_grad_(requires_grad)
-            if value.grad is not grad:
-                value.grad = grad
+            put_gradient(value, grad)
         for name in [name for name in value.__dict__ if name not in own]:
             del value.__dict__[name]
         value.__dict__.update(own)
+
+
+class Moved:
+    """In a change, for a tensor that looks at other memory than before (`t.data = other`): its new memory, which new
+    and known tensors may share. What shared the old one keeps it.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return Moved, (self.value,)
+
+
+def put_gradient(tensor: Any, grad: Any) -> None:
+    """Set `.grad`, also one of another shape, which `t.data = other` leaves in its place and torch refuses to set."""
+    if tensor.grad is grad:
+        return
+    if grad is None or (grad.shape == tensor.shape and grad.dtype == tensor.dtype):
+        tensor.grad = grad
+        return
+    own = tensor.data
+    tensor.data = grad.detach()
+    try:
+        tensor.grad = grad
+    finally:
+        tensor.data = own
+
+
+def _place(tensor: Any) -> int | None:
+    """Where a tensor's memory is in this process; None for one without plain memory, or without any."""
+    return tensor.data_ptr() if tensor.numel() and has_plain_memory(tensor) else None
+
+
+def has_moved(value: Any, old: Snapshot) -> bool:
+    """Does a tensor look at other memory than when this snapshot was taken?"""
+    before = old[1][6] if old[0] == TensorKind.letter and len(old[1]) > 6 else None
+    return before is not None and _place(value) not in (None, before)
+
+
+def _lay_out_as(value: Any, content: Any) -> None:
+    """Give a tensor another shape over its own memory (`t.unsqueeze_(0)`), so that it goes on being shared."""
+    import torch
+
+    if value.dtype != content.dtype or not (has_plain_memory(value) and has_plain_memory(content)):
+        return
+    if value.shape == content.shape or not value.numel():
+        return
+    storage, offset = value.untyped_storage(), value.storage_offset()
+    if offset * value.element_size() + tensor_extent(content)[1] <= storage.nbytes():
+        value.data = torch.empty(0, dtype=value.dtype).set_(storage, offset, content.shape, content.stride())
 
 
 def once(tensor: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbdist.shipping.classify import ATOMS
 from nbdist.shipping.kinds import Through, same
+from nbdist.shipping.kinds_memory import has_moved
 from nbdist.shipping.memory import Layout, Outgoing
 from nbdist.shipping.pickler import FIRST, MEMORY, NAMESPACE, SIDE, CellRef, Packer
 from nbdist.shipping.plain import BULK
@@ -154,9 +155,11 @@ class Encoder:
             token = known(key)
             if token in untrusted:
                 return False
+            snapshot = self.table.snapshots.get(token)
+            if snapshot is not None and has_moved(value, snapshot):  # there it still looks at the old memory
+                return False
             if key in nodes:  # if it has changed, the change is in this message
                 return True
-            snapshot = self.table.snapshots.get(token)
             return snapshot is not None and same(snapshot, self.table.snapshot(value))
 
         def shared() -> KnownMemory:

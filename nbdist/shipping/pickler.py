@@ -24,7 +24,7 @@ from nbdist.shipping.errors import StaysOnRank
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import Stays, Unwrapped
 from nbdist.shipping.kinds_container import DictKind, ListKind, SetKind, unfilled
-from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, tensor_extent
+from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, put_gradient, tensor_extent
 from nbdist.shipping.kinds_object import ObjectKind, OptimizerKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing
@@ -200,7 +200,7 @@ class Packer(cloudpickle.Pickler):
         extent = tensor_extent(value) if exact and has_plain_memory(value) else None
         held = self._held(value, *extent) if extent is not None and not fresh else None
         inner = self._inside(value, *extent) if extent is not None and not fresh and held is None else []
-        state = (grad, own, inner) if grad is not None or own or inner else None
+        state = (grad, own, inner, self.side if inner else None) if grad is not None or own or inner else None
         setter = (None, None, set_tensor) if state is not None else ()
         if extent is not None:
             if held is not None:
@@ -351,12 +351,12 @@ def make_copy(tensor: Any, requires_grad: bool, parameter: bool) -> Any:
     return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
 
 
-def set_tensor(tensor: Any, state: tuple[Any, dict[str, Any], list[tuple[Any, int]]]) -> None:
-    grad, own, inner = state
+def set_tensor(tensor: Any, state: tuple[Any, dict[str, Any], list[tuple[Any, int]], Any]) -> None:
+    grad, own, inner, side = state
     if inner:
         move_into(tensor, inner)
-    if grad is not None:
-        tensor.grad = grad
+        side.moved.extend(part for part, _ in inner)
+    put_gradient(tensor, grad)
     tensor.__dict__.update(own)
 
 

@@ -98,3 +98,32 @@ def test_data_of_another_shape_below_a_gradient(nb: Notebook) -> None:
     nb.here("import torch\nweight = torch.nn.Parameter(torch.ones(3))")
     nb.cell("weight.grad = torch.full_like(weight, 2.0)\nweight.data = torch.arange(4.0)")
     assert nb.value("(weight.tolist(), weight.grad.tolist())") == ([0.0, 1.0, 2.0, 3.0], [2.0] * 3)
+    nb.here("other = torch.zeros(3)\nother.grad = torch.ones(3)\nother.data = torch.arange(4.0)")
+    nb.cell("other.data.add_(1)")
+    assert nb.value("(other.tolist(), other.grad.tolist())") == ([1.0, 2.0, 3.0, 4.0], [1.0] * 3)
+
+
+def test_a_tensor_that_is_given_other_memory_leaves_what_shared_the_old(nb: Notebook) -> None:
+    """`p.data = new`, a common way to swap weights: a `p.data` taken before keeps the old values."""
+    nb.here("import torch\nweight = torch.nn.Parameter(torch.ones(3))\nbackup, third = weight.data, torch.zeros(3)")
+    nb.cell("weight.data = torch.full((3,), 2.0)\nnew = weight.data[1:]")
+    assert nb.value("(weight.tolist(), backup.tolist(), new.tolist())") == ([2.0] * 3, [1.0] * 3, [2.0] * 2)
+    nb.here("new.fill_(7)\nbackup.fill_(5)")
+    nb.cell("new[0] = 8\nbackup[0] = 6\nweight, third")
+    assert nb.value("(weight.tolist(), backup.tolist())") == ([2.0, 8.0, 7.0], [6.0, 5.0, 5.0])
+    nb.here("weight.data = third")
+    nb.cell("third += 1; weight")
+    assert nb.value("(weight.tolist(), third.tolist(), new.tolist())") == ([1.0] * 3, [1.0] * 3, [8.0, 7.0])
+    nb.cell("weight.data = backup")
+    nb.cell("weight.data[0] = 9", ranks=[1])
+    nb.here("backup[1] = 10")
+    assert nb.value("weight.tolist()") == [9.0, 10.0, 5.0]
+
+
+def test_a_tensor_that_is_given_another_shape_in_place_goes_on_sharing(nb: Notebook) -> None:
+    nb.here("import torch\nbase = torch.arange(6.0).reshape(2, 3)\nview = base[1]")
+    nb.cell("base.t_(); base.unsqueeze_(0); base[0, 0, 1] = 30; view")
+    assert nb.value("(tuple(base.shape), view.tolist())") == ((1, 3, 2), [30.0, 4.0, 5.0])
+    nb.here("view[1] = 40; base.squeeze_(0)")
+    nb.cell("view[2] = base[1, 1] + 1; base")
+    assert nb.value("base.t().tolist()") == [[0.0, 1.0, 2.0], [30.0, 40.0, 41.0]]
