@@ -323,7 +323,9 @@ class Accelerator:
         Raises:
             ValueError: a negative weight. RuntimeError: the loss has more than one element.
         """
-        state.step_boundary.begun = True
+        if not state.step_boundary.begun:
+            state.step_boundary.begun = True
+            self._strategy.look_again()
         cursor = self._live[-1]
         if cursor is not None:
             cursor.position.used = True

@@ -67,6 +67,9 @@ class Strategy:
         """The user's own object back, from what `wrap` returned."""
         return model
 
+    def look_again(self) -> None:
+        """Before the first backward of a cell: the user may have edited wrapped models since the last one."""
+
     def backward(self, loss: torch.Tensor, seed: torch.Tensor, **options: Any) -> None:
         """Run backward from `loss` with `seed` as its gradient; `options` are those of torch.autograd.backward."""
         torch.autograd.backward(loss, seed, **options)

@@ -1,9 +1,10 @@
 """Replicas: the whole model on every rank, gradients averaged by torch's DistributedDataParallel.
 
-Three things are added to DDP. Its reducer is *armed* at each backward and not by forward alone, so that several
+Four things are added to DDP. Its reducer is *armed* at each backward and not by forward alone, so that several
 backward calls after one forward, and a forward that went through the bare module, are averaged too instead of
-silently staying each rank's own. A loss that leaves parameters out is an error at once. And `repair` makes a wrapper
-good again after an interrupt.
+silently staying each rank's own. A loss that leaves parameters out is an error at once. `repair` makes a wrapper
+good again after an interrupt. And a model that was edited between cells, by freezing a part or by adding one, is
+averaged as it is now.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from nbdist.strategies.base import Strategy
 _wrapped: WeakSet[Any] = WeakSet()  # every DistributedDataParallel known here; repaired after an interrupt
 # Those that a strategy made or took over, oldest first, with the options they were made with (None: not made here).
 _known: WeakKeyDictionary[Any, dict[str, Any] | None] = WeakKeyDictionary()
+# What was to be trained when the wrapper's reducer was made, by identity: the reducer keeps it alive.
+_reduced: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 
 
 class DDP(Strategy):
@@ -119,10 +122,29 @@ class DDP(Strategy):
         self._models = [ref for ref in self._models if ref() is not None]
         self._models.append(weakref.ref(wrapped))
         _known[wrapped] = options
+        _reduced.setdefault(wrapped, _trainable(wrapped))
         track(wrapped)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def look_again(self) -> None:
+        for ref in self._models:
+            model = ref()
+            if model is None or not _is_current(model) or not _can(_REPAIRING):
+                continue
+            now, before = _trainable(model), _reduced.get(model, [])
+            if not now or now == before:
+                continue
+            new = set(now) - set(before)
+            gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+            repair(model)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+                # What comes from the notebook is equal. What each rank has made anew has been through this step's
+                # forward already, so autograd is not to see that it is made equal now.
+                if id(parameter) in new:
+                    dist.broadcast(parameter.data, src=0, group=model.process_group)
 
     def backward(self, loss: torch.Tensor, seed: torch.Tensor, **options: Any) -> None:
         """Backward with gradients averaged over the ranks, whichever way forward went.
@@ -168,6 +190,10 @@ def _wrappers(module: torch.nn.Module) -> Iterator[DistributedDataParallel]:
     for wrapped in (*known, *(one for one in list(_wrapped) if one not in known)):
         if wrapped.module is module:
             yield wrapped
+
+
+def _trainable(wrapped: DistributedDataParallel) -> list[int]:
+    return [id(parameter) for parameter in wrapped.module.parameters() if parameter.requires_grad]
 
 
 def _is_current(wrapped: DistributedDataParallel) -> bool:
@@ -252,6 +278,7 @@ def repair(model: DistributedDataParallel) -> None:
     model.reducer._remove_autograd_hooks()
     model.reducer = model.logger = None  # the old buckets go before the new ones come
     parameters, sparse = model._build_params_for_reducer()
+    _reduced[model] = _trainable(model)
     model._ddp_init_helper(parameters, sparse, model._build_debug_param_to_name_mapping(parameters), model.static_graph)
     model._has_rebuilt_buckets = False
     model.require_backward_grad_sync = model.require_forward_param_sync = True
