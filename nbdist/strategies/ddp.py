@@ -131,10 +131,10 @@ class DDP(Strategy):
     def look_again(self) -> None:
         for ref in self._models:
             model = ref()
-            if model is None or not _is_current(model) or not _can(_REPAIRING):
+            if model is None or not _is_current(model):
                 continue
             now, before = _trainable(model), _reduced.get(model, [])
-            if not now or now == before:
+            if not now or now == before or not _can(_REPAIRING):
                 continue
             new = set(now) - set(before)
             gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
