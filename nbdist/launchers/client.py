@@ -16,6 +16,7 @@ from nbdist.launchers.processes import kill_descendants
 from nbdist.launchers.shield import shielded
 from nbdist.shipping.link import Link, LinkClosed, Message
 
+END_LIMIT = 0.5  # seconds for the supervisor to end by itself
 START_LIMIT = 120.0  # seconds until the supervisor must have imported torch; a cold disk is slow
 
 # What the fork server imports, so that a rank has it at once. The worker brings torch.
@@ -116,9 +117,12 @@ class Supervisor:
     def end(self) -> None:
         """End it, and with it every rank."""
         kill_descendants(self.process.pid)
-        self.process.kill()
-        self.process.wait()
-        self.link.close()
+        self.link.close()  # it ends by that, and tidies up
+        try:
+            self.process.wait(END_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self._words.close()
 
 

@@ -14,12 +14,13 @@ import importlib
 import multiprocessing
 import os
 import secrets
+import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterable
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, util
 from typing import Any
 
 from nbdist import system
@@ -40,6 +41,7 @@ groups: list[int] = []
 def end() -> None:
     kill_descendants(os.getpid())
     end_groups(groups)
+    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)  # the fork server's socket; its own way out is atexit
     os._exit(0)
 
 
