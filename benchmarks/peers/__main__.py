@@ -36,7 +36,6 @@ def main() -> None:
         environments.make(names)
         raw = options.out.with_suffix(".json")
         result = run.measure(tools, options.rounds, options.repetitions, options.rows.split(","), raw)
-        raw.write_text(json.dumps(result, indent=0))
     options.out.with_suffix(".md").write_text(report.table(result, tools))
     report.plot(result, options.out.with_suffix(".png"), tools)
     print(report.table(result, tools))

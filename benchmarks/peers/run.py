@@ -39,7 +39,8 @@ class Bench:
     live: dict[str, Kernel] = field(default_factory=dict)
 
     def note(self, tool: Tool, row: str, ok: bool, seconds: float | None, words: str = "", **more: Any) -> None:
-        record = {"round": self.round, "tool": tool.name, "row": row, "ok": ok, "seconds": seconds, "words": words}
+        taken = None if seconds is None else round(seconds, 5)
+        record = {"round": self.round, "tool": tool.name, "row": row, "ok": ok, "seconds": taken, "words": words}
         self.records.append(record | more)
 
     def one_round(self, rows: Sequence[str]) -> None:
@@ -169,7 +170,7 @@ class Bench:
     def _after(self, tool: Tool, kernel: Kernel) -> Shown:
         """The next cell: a collective, and what an earlier cell left on the ranks."""
         body = f"{AFTER}\nassert kept == 42" if tool.keeps else AFTER
-        return [kernel.run(cell, LIMIT) for cell in tool.on_ranks(body)][-1]
+        return [kernel.run(cell, STOP_LIMIT) for cell in tool.on_ranks(body)][-1]
 
     def orphans(self, tool: Tool) -> None:
         kernel = self.kernel(tool)
@@ -212,15 +213,26 @@ def machine() -> Record:
     }
 
 
-def measure(tools: Sequence[Tool], rounds: int, repetitions: int, rows: Sequence[str], raw: Path | None) -> Record:
-    """Everything, as one value that can be written as JSON; `raw` gets it after each round."""
+def _lines(result: Record) -> str:
+    """As JSON with a line for each single figure."""
+    records = ",\n".join(json.dumps(record, separators=(",", ":")) for record in result["records"])
+    return f'{{"about": {json.dumps(result["about"])},\n"records": [\n{records}\n]}}\n'
+
+
+def measure(tools: Sequence[Tool], rounds: int, repetitions: int, rows: Sequence[str], raw: Path) -> Record:
+    """Everything, as one value; `raw` gets it as JSON whenever a part is done, so that a run cut short is not lost."""
     about = machine() | {"versions": {tool.name: environments.versions(tool.name) for tool in tools}, "loads": []}
-    bench = Bench(tools, repetitions, say=lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
+    bench = Bench(tools, repetitions)
+    result = {"about": about, "records": bench.records}
+
+    def say(line: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+        raw.write_text(_lines(result))
+
+    bench.say = say
     for _ in range(rounds):
         about["loads"].append(round(os.getloadavg()[0], 1))
         bench.one_round(rows)
-        result = {"about": about, "records": bench.records}
-        if raw is not None:
-            raw.write_text(json.dumps(result, indent=0))
     about["loads"].append(round(os.getloadavg()[0], 1))
-    return {"about": about, "records": bench.records}
+    say("done")
+    return result
