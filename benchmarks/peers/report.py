@@ -132,8 +132,9 @@ def table(result: Record, tools: Sequence[Tool] = TOOLS) -> str:
         f"gloo; load average {_list(about['loads'])} before each round and at the end: the machine was shared, so read "
         "the ratios.",
         "",
-        f"Real kernels, two ranks, {rounds} {'round' if rounds == 1 else 'rounds'} with the tools in turns, warm cells one by one. An entry is the "
-        "median from the execute request to idle (10th to 90th percentile), and how many times nbdist's median it is.",
+        f"Real kernels, two ranks, {rounds} {'round' if rounds == 1 else 'rounds'} with the tools in turns, warm cells "
+        "one by one. An entry is the median from the execute request to idle (10th to 90th percentile), and how many "
+        "times nbdist's median it is.",
         "",
         f"| | {' | '.join(heads)} |",
         f"|---|{'---|' * len(heads)}",
