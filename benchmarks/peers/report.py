@@ -83,6 +83,8 @@ def cell(records: Sequence[Record], tool: Tool, row: str, base: str) -> str:
         text += f"; {len(failed)} of {len(found)} failed: {_short(failed[-1]['words'])}"
     if row == "cold" and (at_once := of(records, tool.name, "cold at once")):
         text += f", {tool.patience:.0f} s of it waiting"
+        if lost := sum(bool(record["words"]) for record in found):
+            text += f"; the first cell is lost all the same ({lost} of {len(found)})"
         if not at_once[0]["ok"]:
             text += f"; without it the first cell is lost: {seconds(at_once[0]['seconds'])}"
     return text

@@ -127,7 +127,7 @@ class Bench:
             self.drop(tool)
         seen = "" if bad else "".join(f"{s.text}{s.error}" for s in (kernel.run(cell, LIMIT) for cell in cells.check))
         ok = bad is None and cells.expect in seen
-        words = "" if ok else (bad.words if bad else f"{row.if_not}: {_last(seen)}")
+        words = "" if ok else (bad.words if bad else f"{row.if_not} ({_telling(seen, cells.expect)})")
         copy = "own object False" in seen
         self.note(tool, row.key, ok, sum(s.seconds for s in shown), words, copy=copy, cells=len(cells.timed))
         return ok
@@ -151,9 +151,12 @@ class Bench:
         if tool.keeps:
             for cell in tool.on_ranks(KEEP):
                 kernel.run(cell, LIMIT)
-        cell, ready = self._busy(tool, kernel, code)
-        shown = kernel.run(cell, STOP_LIMIT, ready)
-        if shown.stop_seconds is None:
+        for _ in range(2):  # a launch can fail by itself
+            cell, ready = self._busy(tool, kernel, code)
+            shown = kernel.run(cell, STOP_LIMIT, ready)
+            if shown.stop_seconds is not None:
+                break
+        else:
             self.note(tool, row, False, None, f"it did not begin: {shown.words}")
             self.drop(tool)
             return
@@ -191,11 +194,12 @@ class Bench:
         self.drop(tool)
 
 
-def _last(text: str) -> str:
-    """The line that tells most: an error, else the last."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and "IPython.core.display" not in line]
+def _telling(text: str, expected: str) -> str:
+    """The line that tells most: an error, else the one that should have been another."""
+    lines = [line.strip() for line in text.splitlines()]
     errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["nothing shown"])[-1]
+    other = [line for line in lines if line.startswith(expected.split()[0])]
+    return (errors or other or ["nothing shown"])[-1]
 
 
 def machine() -> Record:

@@ -126,7 +126,12 @@ def test_a_printed_error_is_a_failure_and_so_is_no_end() -> None:
     assert Shown(1.0, True, "Error on Rank 0: NameError: name 'x' is not defined").failed
     assert Shown(20.0, False).words == "still running after 20 s"
     assert not Shown(1.0, True, "3").failed
-    assert run._last("trained\n<IPython.core.display.Javascript object>\nNameError: y\nout") == "NameError: y"
+
+
+def test_what_was_seen_instead_is_told() -> None:
+    assert run._telling("y is 1\nNameError: y\nout", "y is 3") == "NameError: y"
+    assert run._telling("mode off\ny is 0\nmode on", "y is 3") == "y is 0"
+    assert run._telling("mode on", "y is 3") == "nothing shown"
 
 
 @pytest.mark.kernel
