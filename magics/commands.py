@@ -76,14 +76,22 @@ def _status(session: Session, rest: str) -> None:
         text += [lines[0], *(f"  {line}" for line in lines[1:]), as_text(head, table), *(f"  {line}" for line in below)]
         page += [f"<b>{html.escape(lines[0])}</b>", *map(html.escape, lines[1:]), as_html(head, table)]
         page += map(html.escape, below)
-    behind = max(0, footprint([client.supervisor().process.pid]) - own)
-    cost = (
-        f"{_count(pools)} {size(own)} of their own, which `%distributed stop` gives back; {size(behind)} more for "
-        "torch in the supervisor and its fork server, so that ranks start at once"
-    )
+    if not any(pool.lives(rank) for pool in pools for rank in range(pool.size)):
+        cost = "they have ended: the next %%distributed cell starts new ones"
+    else:
+        cost = _cost(pools, own)
     text.append(cost)
     page.append(html.escape(cost))
     session.shell.display_pub.publish({"text/plain": "\n".join(text), "text/html": "<br>".join(page)})
+
+
+def _cost(pools: list[Pool], own: int) -> str:
+    behind = max(0, footprint([client.supervisor().process.pid]) - own)
+    whose = "these ranks have" if len(pools) == 1 else f"the ranks of {len(pools)} pools have"
+    return (
+        f"{whose} {size(own)} of their own, which `%distributed stop` gives back; {size(behind)} more for torch in the "
+        "supervisor and its fork server, so that ranks start at once"
+    )
 
 
 def _about(session: Session, pool: Pool) -> list[str]:
@@ -95,10 +103,6 @@ def _about(session: Session, pool: Pool) -> list[str]:
         *([f"chosen by {pool.why}"] if pool.why else []),
         f"{pool.threads} thread{'s' if pool.threads > 1 else ''} a rank: {pool.why_threads}",
     ]
-
-
-def _count(pools: list[Pool]) -> str:
-    return "these ranks have" if len(pools) == 1 else f"the ranks of {len(pools)} pools have"
 
 
 def _stop(session: Session, rest: str) -> None:

@@ -47,6 +47,9 @@ def _pools(session: Session) -> Facts:
     owner = client.supervisor()
     facts = [("supervisor", f"pid {owner.process.pid}, " + ("alive" if owner.alive else "ended"))]
     for pool in session.pools.values():
-        state = f"pids {', '.join(map(str, pool.pids))}, {pool.cells} cells run" if pool.started else "not started"
+        if not pool.started:
+            continue
+        cells = "1 cell" if pool.cells == 1 else f"{pool.cells} cells"
+        state = f"pids {', '.join(map(str, pool.pids))}, {cells} run"
         facts.append((str(pool.options), f"{state}; chosen by {pool.why}" if pool.why else state))
     return facts

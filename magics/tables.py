@@ -32,8 +32,7 @@ def rows(ranks: Sequence[RankStatus]) -> tuple[list[str], list[list[str]]]:
             rank.host,
             rank.device,
             rank.state,
-            size(rank.own) + (f" ({1 + rank.others} processes)" if rank.others else ""),
-            size(rank.shared),
+            *_memory(rank),
             _on_device(rank),
             _holds(rank),
         ]
@@ -41,6 +40,12 @@ def rows(ranks: Sequence[RankStatus]) -> tuple[list[str], list[list[str]]]:
     ]
     used = [index for index in range(len(_HEAD)) if index < 7 or any(row[index] for row in table)]
     return [_HEAD[index] for index in used], [[row[index] for index in used] for row in table]
+
+
+def _memory(rank: RankStatus) -> tuple[str, str]:
+    if rank.state == "ended":
+        return "", ""
+    return size(rank.own) + (f" ({1 + rank.others} processes)" if rank.others else ""), size(rank.shared)
 
 
 def _on_device(rank: RankStatus) -> str:

@@ -151,8 +151,9 @@ def _as_many(ranks: int, there: Devices) -> Choice:
     if there.count >= ranks:
         reason = f"-n {ranks}; {there.why}"
         return Choice(ranks, there.kind, reason, there.ids[:ranks], there.variable)
-    if there.count:
-        return Choice(
-            ranks, "cpu", f"-n {ranks}, and {'' if there.kind == 'mps' else 'only '}{_has(there)}", surprise=True
-        )
-    return Choice(ranks, "cpu", f"-n {ranks}; {there.why}")
+    if there.kind == "mps" or not there.count:
+        return Choice(ranks, "cpu", f"-n {ranks}; {there.why}", surprise=bool(there.count))
+    few = f"this machine has only {how_many(there.count)}"
+    if _has(there) != there.why:
+        few = f"only {_has(there)}"
+    return Choice(ranks, "cpu", f"-n {ranks}, and {few}", surprise=True)

@@ -33,6 +33,8 @@ def test_with_a_mocked_number_of_gpus(asked: dict, there: int, wanted: tuple[int
     assert (choice.ranks, choice.device, choice.devices) == wanted
     assert choice.reason
     assert choice.surprise == (asked == {"ranks": 4})
+    if choice.surprise:
+        assert choice.reason == "-n 4, and this machine has only 2 GPUs"
 
 
 def test_indices_are_into_what_is_visible_of_mocked_gpus() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 
 import pytest
 
@@ -198,3 +200,20 @@ def test_the_notebooks_own_name_ranks_is_left(fresh: Notebook) -> None:
 def test_torch_is_not_imported_in_the_kernel(fresh: Notebook) -> None:
     fresh.ranks("import os\nplain = [rank]")
     assert fresh.value("('torch' in __import__('sys').modules, plain)") == (False, [0])
+
+
+def test_status_of_ranks_that_are_suspended_or_have_ended(fresh: Notebook) -> None:
+    fresh.ranks("x = rank")
+    first, second = pids(fresh)
+    os.kill(second, signal.SIGSTOP)
+    try:
+        cell = fresh.ok("%distributed status")
+        assert re.search(rf"^ +1 +{second} .* suspended ", cell.text, re.M), cell.text
+    finally:
+        os.kill(second, signal.SIGCONT)
+    for pid in (first, second):
+        os.kill(pid, signal.SIGKILL)
+    wait_gone([process for process in fresh.processes() if process.pid in (first, second)], 5.0)
+    shown = fresh.ok("%distributed status").text
+    assert len(re.findall(r" ended$", shown, re.M)) == 2 and "the next %%distributed cell starts new ones" in shown
+    assert fresh.ok("%distributed stop").stdout.startswith("ended: 2 ranks on the CPU")
