@@ -191,8 +191,7 @@ def plot(result: Record, file: Path, tools: Sequence[Tool] = TOOLS) -> None:
                 panel.plot([quantile(figures, 0.1), quantile(figures, 0.9)], [at, at], color="black", linewidth=1)
             else:
                 found = of(records, tool.name, key)
-                never = bool(found) and found[-1]["words"].startswith("never")
-                word = "never" if never else "ranks are lost" if key.startswith("stop") else "cannot"
+                word = _word(found[-1]["words"] if found else "", key)
                 panel.text(low * 1.15, at, word, va="center", fontsize=8, color="#b62324")
         panel.set_xscale("log")
         panel.set_xlim(low, max(every) * 2)
@@ -210,6 +209,15 @@ def plot(result: Record, file: Path, tools: Sequence[Tool] = TOOLS) -> None:
     picture.tight_layout()
     picture.savefig(file, dpi=90)
     plt.close(picture)
+
+
+def _word(words: str, row: str) -> str:
+    """What stands in the plot where there is no bar."""
+    if not words or words.startswith("it did not begin"):
+        return "not measured"
+    if words.startswith("never"):
+        return "never"
+    return "ranks are lost" if row.startswith("stop") else "cannot"
 
 
 def _wrapped(text: str, width: int = 38) -> str:

@@ -105,6 +105,13 @@ def test_the_plot_is_a_small_picture(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size < 80_000
 
 
+def test_words_of_the_plot() -> None:
+    assert report._word("never: still running after 35 s", "stop loop") == "never"
+    assert report._word("still running after 35 s", "stop loop") == "ranks are lost"
+    assert report._word("it did not begin: RuntimeError", "stop loop") == report._word("", "cold") == "not measured"
+    assert report._word("NameError: name 'y' is not defined", "return") == "cannot"
+
+
 def _python(cell: str) -> str:
     """A cell without its magics."""
     lines = cell.splitlines()
