@@ -121,8 +121,12 @@ class Distributed:
         own = {name for name in _THE_SHELLS_OWN if name in namespace and namespace[name] is self._shells(name)}
         leave = (INJECTED - defined) | own
         sources = session.new_sources(pool, source.file)
+        shown, formatters, left_out = session.new_settings(pool, everyone=ranks is None)
+        for line in left_out:
+            here.notice(line)
         request = Request(
             runs={
+                "settings": shown,
                 "source": source.source,
                 "file": source.file,
                 "flags": source.flags,
@@ -139,6 +143,7 @@ class Distributed:
             only=options.only,
             environment=options.env,
             timeout=options.timeout,
+            extra={"formatters": formatters} if formatters else None,
         )
         return request, here
 

@@ -16,13 +16,13 @@ import subprocess
 import sys
 from typing import Any
 
-from IPython.core.displayhook import DisplayHook
-from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbdist import state
+from nbdist.magics import rank_progress, rank_settings
 from nbdist.magics.autoreload import reload_as_autoreload
+from nbdist.magics.rank_display import RankDisplayHook, RankDisplayPublisher, what_was_shown
 from nbdist.magics.rank_names import INJECTED
 from nbdist.shipping.versions import RankModules
 from nbdist.worker.output import Output
@@ -30,37 +30,6 @@ from nbdist.worker.output import Output
 _CONFIG = Config()
 _CONFIG.HistoryManager.enabled = False
 _CONFIG.InteractiveShell.xmode = "Context"
-
-
-class RankDisplayPublisher(DisplayPublisher):
-    """Displays go to the notebook as records."""
-
-    output: Output
-
-    def publish(
-        self,
-        data: Any,
-        metadata: Any = None,
-        source: Any = None,
-        *,
-        transient: Any = None,
-        update: bool = False,
-        **rest: Any,
-    ) -> None:
-        kind = "update_display_data" if update else "display_data"
-        self.output.display({"msg_type": kind, "data": data, "metadata": metadata or {}, "transient": transient or {}})
-
-    def clear_output(self, wait: bool = False) -> None:
-        self.output.display({"msg_type": "clear_output", "wait": wait})
-
-
-class RankDisplayHook(DisplayHook):
-    """A value that a cell inside the cell leaves (`get_ipython().run_cell`): shown, and no `Out` is kept of it."""
-
-    def __call__(self, result: Any = None) -> None:
-        if result is not None and not self.quiet():
-            data, metadata = self.compute_format_data(result)
-            self.shell.display_pub.publish(data, metadata)
 
 
 class RankShell(InteractiveShell):
@@ -85,6 +54,14 @@ class RankShell(InteractiveShell):
     def init_display_formatter(self) -> None:
         super().init_display_formatter()
         self.display_formatter.active_types = [*self.display_formatter.format_types]
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        """Of an error after which the cell goes on: most often a `_repr_html_` that raised."""
+        shown = what_was_shown(getattr(evalue, "__traceback__", None))
+        if shown is not None:
+            rank = RankDisplayPublisher.rank
+            print(f"nbdist: rank {rank} cannot show a {shown}: {etype.__name__}: {evalue}", file=sys.stderr)
+        print(self.InteractiveTB.stb2text(stb), file=sys.stderr)
 
     def system(self, command: str) -> None:
         """`!command`: its output in order with Python's own, and a Stop ends it as in a terminal."""
@@ -111,8 +88,8 @@ class CellRunner:
         self._namespace = namespace
         self._rank, self._size = spec["rank"], spec["world_size"]
         self._loop: asyncio.AbstractEventLoop | None = None
-        RankDisplayPublisher.output = output
         RankModules.upgrade = staticmethod(reload_as_autoreload)
+        RankDisplayPublisher.output, RankDisplayPublisher.rank = output, self._rank
         keep = {name: sys.__dict__[name] for name in ("stdout", "stderr", "excepthook", "displayhook")}
         RankShell.clear_instance()
         self.shell = RankShell.instance(config=_CONFIG, user_module=sys.modules["__main__"], user_ns=namespace)
@@ -123,6 +100,7 @@ class CellRunner:
             setattr(sys, name, value)
         from IPython.display import display
 
+        rank_progress.install()
         vars(builtins).update(get_ipython=lambda: self.shell, display=display)
 
     def prepare(self, cell: dict[str, Any]) -> None:
@@ -135,10 +113,13 @@ class CellRunner:
         }
         for name in cell["inject"]:
             self._namespace[name] = values[name]
+        rank_settings.apply(cell.get("settings", {}), self.shell)
 
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         for file, source in cell["sources"].items():
             linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        for kind, module, name, function in (extra or {}).get("formatters", ()):
+            self.shell.display_formatter.formatters[kind].for_type_by_name(module, name, function)
         body, last = self._compile(cell["source"], cell["file"], cell["flags"])
         self.shell.execution_count = cell["count"]
         history = self._namespace.setdefault("_dh", [os.getcwd()])  # %cd wants it

@@ -13,6 +13,7 @@ from nbdist.launchers.cell import Screen
 from nbdist.launchers.devices import check_free, in_the_way
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
+from nbdist.magics import settings
 from nbdist.magics.autoreload import Autoreload
 from nbdist.magics.debug import Debugger
 from nbdist.magics.every import EveryCell
@@ -36,6 +37,7 @@ class Session:
         self.debugger = Debugger(shell)
         self.ranks = Ranks(lambda: self.last)
         self._sent_sources: dict[str, set[str]] = {}
+        self._told: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {}
         self._pid = os.getpid()
         notebook_modules().follow(Autoreload(shell))
 
@@ -99,6 +101,16 @@ class Session:
                 new[name] = "".join(entry[2])
         sent.update(new)
         return new
+
+    def new_settings(self, pool: Pool, everyone: bool) -> tuple[dict[str, Any], list[Any], list[str]]:
+        """How things are shown here, as far as these ranks do not know it: settings, formatters, and what cannot be
+        sent; it counts as known when every rank is told.
+        """
+        key = f"{pool.name}/{pool.pids[0]}"
+        told, functions = self._told.setdefault(key, ({}, {}))
+        if not everyone:
+            told, functions = dict(told), dict(functions)
+        return settings.changes(told), *settings.formatters(self.shell, functions)
 
     def prune(self, *ignored: Any) -> None:
         """After every cell: what the notebook dropped is dropped here too, what it imported is looked at."""

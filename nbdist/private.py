@@ -265,6 +265,15 @@ INTERFACES: tuple[Interface, ...] = (
         "tests/kernel/test_private_gone.py::test_without_cloudpickles_makers_of_classes",
     ),
     Interface(
+        "torch",
+        "_tensor_str",
+        "magics/settings.py magics/rank_settings.py",
+        "torch.set_printoptions in the notebook holds on the ranks",
+        "tensors are printed on the ranks as torch does by default",
+        self_tests.print_options,
+        "",
+    ),
+    Interface(
         "IPython",
         "RankShell",
         "magics/rank.py",

@@ -222,3 +222,8 @@ def shell() -> None:
 def late_output() -> None:
     assert hasattr(importlib.import_module("ipykernel.ipkernel").IPythonKernel, "iopub_socket")
     assert hasattr(importlib.import_module("ipykernel.zmqshell").ZMQInteractiveShell, "get_parent")
+
+
+def print_options() -> None:
+    torch = importlib.import_module("torch")
+    assert {"precision", "threshold", "edgeitems", "linewidth", "sci_mode"} <= vars(torch._tensor_str.PRINT_OPTS).keys()

@@ -34,14 +34,17 @@ _TIME = re.compile(
         )
     )
 )
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _PID = re.compile(r"(?i:\bpid)[ =:]{1,2}$")
 
 
 def key(text: str) -> str:
-    """A line without its times; two lines with the same key are the same but for when they were written."""
+    """A line without its times and colours; two lines with the same key are the same but for when they were written."""
     if len(text) > LONGEST:
         raw = text.encode("utf-8", "surrogatepass")
         return f"{_MARK}{len(raw)} {hashlib.blake2b(raw, digest_size=16).hexdigest()}"
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
     text = text.rstrip()
     found = times(text)
     if not found:

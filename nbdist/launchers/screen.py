@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import pickle
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from nbdist.launchers.rows import Rows
 MODES = ("merged", "all", "rank0", "none")
 HELD = 0.2  # seconds that another rank's line waits for rank 0 to finish its own
 STREAMS = ("stdout", "stderr")
+# What matplotlib writes anew into each SVG: when it was drawn, and random names.
+_OF_ONE_DRAWING = re.compile(r"<dc:date>[^<]*</dc:date>|\b[a-z]?[0-9a-f]{10}\b")
 
 
 class MergedScreen:
@@ -145,7 +148,7 @@ class MergedScreen:
                 self._release(stream, now)
             self._show_or_write(message)
         if kind == "display_data" and self.mode == "merged" and not self._alone:
-            text = message.get("data", {}).get("text/plain", "")
+            text = message.get("data", {}).get("text/plain", "").rstrip("\n")
             self._folders["stdout"].add(rank, [text], now, key=_key(message))
             if rank != self.lead:
                 self._release("stdout", now)
@@ -237,6 +240,11 @@ def _key(message: dict[str, Any]) -> str:
     start = DISPLAY + alike.key(data.get("text/plain", "")[:200]) + END
     if data.keys() <= {"text/plain"}:
         return start + data.get("text/plain", "")[200:]
+    page = data.get("text/html")
+    if data.keys() <= {"text/plain", "text/html"} and isinstance(page, str) and len(page) <= alike.LONGEST // 2:
+        return start + alike.key(page)
+    if isinstance(picture := data.get("image/svg+xml"), str):
+        data = {**data, "image/svg+xml": _OF_ONE_DRAWING.sub("", picture)}
     return start + hashlib.blake2b(pickle.dumps(sorted(data.items()), 5), digest_size=16).hexdigest()
 
 
