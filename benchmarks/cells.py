@@ -230,8 +230,32 @@ def kill() -> None:
     row("kill -9 of the kernel at random moments, 20 times", "nothing alive after 3 s", f"longest {max(seconds):.2f} s")
 
 
+SAYS_MUCH = "for i in range(1000):\n    print(f'rank {rank} of {world_size}: step {i}, loss {1 / (i + 1):.4f}')"
+
+
+def fold() -> None:
+    with Notebook() as notebook:
+        warm(notebook)
+        notebook.ok("%%distributed -n 8\npass")
+        seconds, shown = [], ""
+        for _ in range(5):
+            cell = notebook.ok(f"%%distributed -n 8\n{SAYS_MUCH}")
+            seconds.append(cell.seconds)
+            shown = cell.stdout
+        ordinary = notebook.ok(f"rank, world_size = 0, 8\n{SAYS_MUCH}\ndel rank, world_size")
+        lines = shown.splitlines()
+        assert lines[:1000] == ordinary.stdout.splitlines() and len(lines) == 1001, lines[1000:]
+        told = f"{statistics.median(seconds):.2f} s, longest {max(seconds):.2f}"
+        row(
+            "8 ranks printing 1,000 lines each, equal but for the rank: folded, in order",
+            "<= 2 s",
+            f"{told} (an ordinary cell: {ordinary.seconds:.2f})",
+        )
+
+
 ROWS: dict[str, Callable[[], None]] = {
     "load": load, "first": first, "warm": warm_cell, "names": names, "big": big, "one": one, "stop": stop, "kill": kill,
+    "fold": fold,
 }  # fmt: skip
 
 

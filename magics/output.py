@@ -56,7 +56,7 @@ class Beneath:
     """
 
     def __init__(self, shell: Any) -> None:
-        self._kernel = getattr(shell, "kernel", None)
+        self._kernel: Any = getattr(shell, "kernel", None)
         get_parent = getattr(shell, "get_parent", None)
         self._parent = get_parent() if get_parent is not None else None
 

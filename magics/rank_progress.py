@@ -45,7 +45,7 @@ def _rich(module: ModuleType) -> None:
             options.setdefault("force_jupyter", True)
         usual(self, *args, **options)
 
-    module.Console.__init__ = init  # type: ignore[attr-defined]
+    module.Console.__init__ = init
 
 
 def _rich_live(module: ModuleType) -> None:
