@@ -18,6 +18,7 @@ def load(shell: Any) -> None:
     shell.register_magic_function(magics.line, "line", "distributed")
     session.every.install()
     session.debugger.install()
+    session.completer.install()
     shell.events.register("post_run_cell", session.prune)
     if "ranks" not in shell.user_ns:
         shell.push({"ranks": session.ranks}, interactive=False)
@@ -32,6 +33,7 @@ def unload(shell: Any) -> None:
     session.end()
     session.every.remove()
     session.debugger.remove()
+    session.completer.remove()
     shell.events.unregister("post_run_cell", session.prune)
     if shell.user_ns.get("ranks") is session.ranks:
         del shell.user_ns["ranks"]

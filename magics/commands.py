@@ -31,11 +31,11 @@ def run(session: Session, line: str) -> None:
         OptionError: an unknown one, with the list.
     """
     word, _, rest = line.strip().partition(" ")
-    command = _COMMANDS.get(word)
+    command = COMMANDS.get(word)
     if command is None:
-        close = difflib.get_close_matches(word, _COMMANDS, n=1)
+        close = difflib.get_close_matches(word, COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close and word else ""
-        raise OptionError(f"%distributed {word or '(nothing)'}: takes one of {', '.join(_COMMANDS)}{hint}")
+        raise OptionError(f"%distributed {word or '(nothing)'}: takes one of {', '.join(COMMANDS)}{hint}")
     command(session, rest.strip())
 
 
@@ -187,7 +187,7 @@ def _env(session: Session, rest: str) -> None:
     print(report(session))
 
 
-_COMMANDS = {
+COMMANDS = {
     "on": _on,
     "off": _off,
     "status": _status,

@@ -19,6 +19,7 @@ from nbdist.launchers.pool import Pool
 from nbdist.launchers.shield import shielded
 
 FIRST_ANSWER = 5.0  # seconds for an idle rank to say whether it has the frames
+SIGNAL_AGAIN = 0.3  # seconds between two interrupts of one command
 AFTER_STOP = 1.5  # seconds for a command to end after Stop, before its rank is given up
 
 _HELP = """
@@ -109,13 +110,21 @@ class _Session:
                 continue
             if line in ("q", "quit", "exit", "EOF"):
                 return
-            if match := re.fullmatch(r"rank\s+(\d+)", line):
-                self._show(int(match[1]))
-                continue
-            if not self._command(line):
-                return
-            if line in ("h", "help", "?"):
-                print(_HELP)
+            try:
+                if not self._do(line):
+                    return
+            except KeyboardInterrupt:  # a moment before the command was sent, or after its answer
+                print("--KeyboardInterrupt--")
+
+    def _do(self, line: str) -> bool:
+        """What was typed, for us or for pdb; False ends the session."""
+        if match := re.fullmatch(r"rank\s+(\d+)", line):
+            self._show(int(match[1]))
+            return True
+        goes_on = self._command(line)
+        if line in ("h", "help", "?"):
+            print(_HELP)
+        return goes_on
 
     def _nothing_left(self) -> str:
         failed = self._failed
@@ -172,7 +181,7 @@ class _Session:
         if rank not in pool.alive or pool.reader is None:
             return {"gone": "it has ended"}
         query, end = pool.new_query(), None if limit is None else time.monotonic() + limit
-        pressed = False
+        pressed, again = False, 0.0
         pool.reader.listening = True
         try:
             with shielded():
@@ -182,9 +191,11 @@ class _Session:
                     event = pool.next_event(0.1)
                 except KeyboardInterrupt:
                     if not pressed:
-                        pool.signal_groups([rank], signal.SIGINT)
                         pressed, end = True, time.monotonic() + AFTER_STOP
-                    continue
+                    event = None
+                if pressed and time.monotonic() >= again:  # the first may meet a rank that has not begun
+                    pool.signal_groups([rank], signal.SIGINT)
+                    again = time.monotonic() + SIGNAL_AGAIN
                 if event is None:
                     continue
                 if event.what == "control" and event.value.fields.get("query") == query:

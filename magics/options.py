@@ -23,7 +23,7 @@ TAKES = {
     "--timeout": "seconds after which the cell is stopped",
     "--env": "a variable for this cell, like NAME=VALUE; may be given again",
 }
-_FLAGS = {"--no-return", "--fresh"}
+FLAGS = {"--no-return", "--fresh"}
 
 
 class OptionError(ValueError):
@@ -73,7 +73,7 @@ def parse(line: str) -> Options:
         if name in seen and name != "--env":
             raise OptionError(f"%%distributed: {name} is given twice")
         seen.add(name)
-        if name in _FLAGS:
+        if name in FLAGS:
             if given:
                 raise OptionError(f"%%distributed {name}: takes {TAKES[name]}")
             value = ""

@@ -15,10 +15,12 @@ from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
 from nbdist.magics import settings
 from nbdist.magics.autoreload import Autoreload
+from nbdist.magics.completion import Completer
 from nbdist.magics.debug import Debugger
 from nbdist.magics.every import EveryCell
 from nbdist.magics.options import Options
 from nbdist.magics.ranks import Ranks
+from nbdist.shipping import RankedValue
 from nbdist.shipping.versions import notebook_modules
 
 RUNNER = "nbdist.magics.rank"
@@ -35,6 +37,7 @@ class Session:
         self.last: Pool | None = None
         self.every = EveryCell(shell)
         self.debugger = Debugger(shell)
+        self.completer = Completer(shell, self._stay_on_ranks)
         self.ranks = Ranks(lambda: self.last)
         self._sent_sources: dict[str, set[str]] = {}
         self._told: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {}
@@ -111,6 +114,9 @@ class Session:
         if not everyone:
             told, functions = dict(told), dict(functions)
         return settings.changes(told), *settings.formatters(self.shell, functions)
+
+    def _stay_on_ranks(self) -> list[str]:
+        return [name for name, value in self.shell.user_ns.items() if isinstance(value, RankedValue)]
 
     def prune(self, *ignored: Any) -> None:
         """After every cell: what the notebook dropped is dropped here too, what it imported is looked at."""
