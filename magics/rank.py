@@ -12,10 +12,12 @@ import builtins
 import inspect
 import linecache
 import os
+import shutil
 import subprocess
 import sys
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -32,6 +34,24 @@ _CONFIG.HistoryManager.enabled = False
 _CONFIG.InteractiveShell.xmode = "Context"
 
 
+# Magics about the notebook's own shell, its history and its keyboard; on a rank they would do nothing, or harm.
+_THE_NOTEBOOKS = [
+    *("distributed", "store", "debug", "pdb", "history", "hist", "recall", "rep", "rerun", "macro", "save", "notebook"),
+    *("edit", "ed", "pastebin", "connect_info", "qtconsole", "logstart", "logon", "logoff", "logstate", "logstop"),
+]
+# What a shell of its own would hide from %who.
+_HIDDEN = ("In", "Out", "exit", "quit", "open", "display", "get_ipython")
+
+
+def _refusal(magic: str) -> Any:
+    def refuse(*arguments: str) -> None:
+        raise UsageError(
+            f"{magic} belongs to the notebook's own shell, and this cell runs on ranks: use it in an ordinary cell"
+        )
+
+    return refuse
+
+
 class RankShell(InteractiveShell):
     """The shell that `get_ipython()` gives in a rank."""
 
@@ -43,6 +63,17 @@ class RankShell(InteractiveShell):
 
     def init_user_ns(self) -> None:
         pass  # In, Out, get_ipython, exit ... are the notebook's; also after a %reset here
+
+    def init_magics(self) -> None:
+        super().init_magics()
+        for name in _THE_NOTEBOOKS:
+            self.register_magic_function(_refusal(f"%{name}"), "line", name)
+            self.register_magic_function(_refusal(f"%%{name}"), "cell", name)
+
+    def reset(self, *arguments: Any, **more: Any) -> None:
+        kept = {name: self.user_ns[name] for name in (*_HIDDEN, "_oh", "_ih", "_dh") if name in self.user_ns}
+        super().reset(*arguments, **more)
+        self.user_ns.update(kept)
 
     def enable_gui(self, gui: Any = None) -> None:
         pass  # %matplotlib inline asks for it; a rank has no event loop of a window
@@ -66,8 +97,9 @@ class RankShell(InteractiveShell):
     def system(self, command: str) -> None:
         """`!command`: its output in order with Python's own, and a Stop ends it as in a terminal."""
         command = self.var_expand(command, depth=1)
+        program = shutil.which(os.environ.get("SHELL") or "sh") or "/bin/sh"  # as IPython's own
         with subprocess.Popen(
-            command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            [program, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         ) as process:
             assert process.stdout is not None
             try:
@@ -87,6 +119,7 @@ class CellRunner:
     def __init__(self, namespace: dict[str, Any], spec: dict[str, Any], output: Output) -> None:
         self._namespace = namespace
         self._rank, self._size = spec["rank"], spec["world_size"]
+        self._told_of_folder = False
         self._loop: asyncio.AbstractEventLoop | None = None
         RankModules.upgrade = staticmethod(reload_as_autoreload)
         RankDisplayPublisher.output, RankDisplayPublisher.rank = output, self._rank
@@ -111,8 +144,12 @@ class CellRunner:
             "ranks": cell["ranks"],
             "device": state.current().device,
         }
+        hidden = self.shell.user_ns_hidden
+        for name in INJECTED:
+            hidden.pop(name, None)
         for name in cell["inject"]:
-            self._namespace[name] = values[name]
+            self._namespace[name] = hidden[name] = values[name]
+        hidden.update({name: self._namespace[name] for name in _HIDDEN if name in self._namespace})
         rank_settings.apply(cell.get("settings", {}), self.shell)
 
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
@@ -122,14 +159,25 @@ class CellRunner:
             self.shell.display_formatter.formatters[kind].for_type_by_name(module, name, function)
         body, last = self._compile(cell["source"], cell["file"], cell["flags"])
         self.shell.execution_count = cell["count"]
-        history = self._namespace.setdefault("_dh", [os.getcwd()])  # %cd wants it
+        folder = _folder()
+        history = self._namespace.setdefault("_dh", [folder])  # %cd wants it
         try:
             self._execute(body)
             return self._execute(last) if last is not None else None
         finally:
             if self._namespace.get("_dh") is history and "_dh" not in cell["reads"]:
                 del self._namespace["_dh"]
+            self._note_folder(folder, cell)
             self.shell.events.trigger("post_execute")  # matplotlib's inline backend shows its figures here
+
+    def _note_folder(self, before: str, cell: dict[str, Any]) -> None:
+        """Every cell begins in the notebook's folder; who changes it here is told so, once."""
+        if self._rank == cell["lead"] and not self._told_of_folder and _folder() != before:
+            self._told_of_folder = True
+            print(
+                "nbdist: the folder is changed for this cell alone: %cd in an ordinary cell changes it for both",
+                file=sys.stderr,
+            )
 
     def finish(self, value: Any) -> None:
         pass
@@ -167,6 +215,13 @@ class CellRunner:
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task], timeout=0.2))
             raise
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return os.sep
 
 
 def warm() -> None:
