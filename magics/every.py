@@ -155,7 +155,7 @@ class EveryCell:
     def _has_code(self, text: str) -> bool:
         """Is there anything but magics and `!`? A cell that cannot be read is IPython's to refuse."""
         try:
-            body = compile(self.plain(text), "<cell>", "exec", _FLAGS).body  # type: ignore[attr-defined]
+            body = compile(self.plain(text), "<cell>", "exec", _FLAGS).body
         except (SyntaxError, ValueError):
             return False
         if not body:
