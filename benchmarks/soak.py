@@ -3,13 +3,14 @@
     python benchmarks/soak.py [cells]        default 1000; prints a table of samples, exits 1 when something grew
 
 Every 25 cells processes, threads, descriptors, memory and tables are read, after a garbage collection in each process.
-*Flat* is said of the samples after the first 100 cells, see `Bound`: between the median of their first quarter and
-that of their last the growth is at most so much a cell, and no sample is above the first quarter's largest by more
-than an absolute bound.
+*Flat* is said of the samples after the first 100 cells: from the median of their first quarter to that of their last
+nothing grows by more than a slope a cell and a noise on top, and no sample is above the first quarter's by more than
+a peak (see `BOUNDS`: no process, thread, descriptor or table entry a cell at all; 10 kB of memory).
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import statistics
@@ -24,6 +25,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.kernel.notebook import Cell, Notebook
+from tests.kernel.trouble import HERE, all_here
 
 EVERY = 25  # cells between samples
 WARM = 100  # cells before those that must be flat
@@ -32,26 +34,28 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Bound:
-    """`slope`: growth a cell, from the first quarter of the samples to the last; `above`: of one sample over those."""
+    """Growth from the first quarter of the samples to the last: at most `slope` a cell, and `noise` on top; no sample
+    is above the largest of the first quarter by more than `peak`.
+    """
 
     slope: float
-    above: float
+    noise: float
+    peak: float
 
 
-COUNT = Bound(slope=0.0, above=0)
 BOUNDS = {
-    "processes": COUNT,
-    "threads": Bound(slope=0.0, above=6),  # a thread that ends a replaced backend may still be at it
-    "descriptors": Bound(slope=0.0, above=12),
-    "kernel MiB": Bound(slope=0.02, above=40),
-    "supervisor MiB": Bound(slope=0.005, above=5),
-    "fork server MiB": Bound(slope=0.005, above=5),
-    "ranks MiB": Bound(slope=0.03, above=60),
-    "segments": Bound(slope=0.0, above=3),
-    "segments MiB": Bound(slope=0.0, above=120),
-    "known here": Bound(slope=0.0, above=60),
-    "known there": Bound(slope=0.0, above=120),
-    "held for handles": Bound(slope=0.0, above=6),
+    "processes": Bound(0.0, 0, 0),
+    "threads": Bound(0.0, 2, 6),  # a thread that ends a replaced backend may still be at it
+    "descriptors": Bound(0.0, 6, 12),
+    "kernel MiB": Bound(0.01, 6, 40),  # In and Out grow in any kernel
+    "supervisor MiB": Bound(0.004, 4, 8),
+    "fork server MiB": Bound(0.004, 4, 8),
+    "ranks MiB": Bound(0.01, 12, 60),
+    "segments": Bound(0.0, 3, 6),
+    "segments MiB": Bound(0.0, 4, 120),
+    "known here": Bound(0.0, 10, 30),
+    "known there": Bound(0.0, 10, 30),
+    "held for handles": Bound(0.0, 4, 8),
 }
 
 PREPARE = """
@@ -67,6 +71,8 @@ class Thing:
 thing = Thing()
 def double(x): return 2 * x
 """
+
+READ = "_ = big.sum(), data, log, thing, model, optimizer, double"
 
 LOOK_HERE = """
 import gc as _gc, json as _json
@@ -115,9 +121,9 @@ class Soak:
     def stopped(self, code: str) -> None:
         self.cells += 1
         cell = self.notebook.run(
-            f"%%distributed -n 2\nprint(f'here {{rank}}')\n{code}",
+            f"%%distributed -n 2\n{HERE}{code}",
             stop_after=0.0,
-            stop_when=lambda shown: "here 0" in shown.stdout and "here 1" in shown.stdout,
+            stop_when=all_here(2),
         )
         assert cell.error is not None, cell.text
         assert cell.error[0] == "KeyboardInterrupt", cell.text
@@ -255,8 +261,7 @@ class Soak:
             told(self.samples[-1])
 
     def look(self) -> dict[str, float]:
-        import json
-
+        self.notebook.ok(f"%%distributed -n 2 --no-return\n{READ}")  # whatever was fresh has everything again
         known_there = self.notebook.ok(LOOK_THERE).stdout
         there = json.loads(re.search(r"there(\[.*?\])", known_there)[1])  # type: ignore[index]
         here = json.loads(self.notebook.ok(LOOK_HERE).stdout)
@@ -288,9 +293,9 @@ class Soak:
             "held for handles": here[1] + there[2],
         }
 
-    def grown(self) -> list[str]:
-        """What is not flat, in words; empty when all is well."""
-        samples = [sample for sample in self.samples if sample["cells"] >= WARM]
+    def grown(self, warm: int = WARM) -> list[str]:
+        """What is not flat in the samples after the first `warm` cells, in words; empty when all is well."""
+        samples = [sample for sample in self.samples if sample["cells"] >= warm]
         quarter = max(1, len(samples) // 4)
         first, last = samples[:quarter], samples[-quarter:]
         span = statistics.median(s["cells"] for s in last) - statistics.median(s["cells"] for s in first)
@@ -299,13 +304,9 @@ class Soak:
             start, end = (statistics.median(s[name] for s in part) for part in (first, last))
             top = max(s[name] for s in first)
             peak = max(s[name] for s in samples)
-            if (
-                span
-                and end - start > max(bound.slope * span, bound.above if bound.slope else 0.0)
-                and end - start > bound.above
-            ):
+            if end - start > bound.slope * span + bound.noise:
                 found.append(f"{name}: from {start:g} to {end:g} in {span:g} cells")
-            elif peak - top > bound.above:
+            elif peak - top > bound.peak:
                 found.append(f"{name}: up to {peak:g}, at first at most {top:g}")
         return found
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from nbdist.shipping.classify import ATOMS
 from nbdist.shipping.kinds import Through, same
-from nbdist.shipping.kinds_memory import has_moved
+from nbdist.shipping.kinds_memory import Moved, TensorKind, has_moved
 from nbdist.shipping.memory import Layout, Outgoing
 from nbdist.shipping.pickler import FIRST, MEMORY, NAMESPACE, SIDE, CellRef, Packer
 from nbdist.shipping.plain import BULK
@@ -149,11 +149,16 @@ class Encoder:
     ) -> tuple[Packed, tuple[dict[int, tuple[int, Any]], Outgoing]]:
         seeds, bulks = self._reach(frames, nodes, known)
         built: list[KnownMemory] = []
+        moving = {
+            id(self.table.objects.get(frame.key))
+            for frame in frames
+            if frame.sort == UPDATE and frame.content[0] == TensorKind.letter and type(frame.content[1][0]) is Moved
+        }
 
         def equal(value: Any) -> bool:
             key = id(value)
             token = known(key)
-            if token in untrusted:
+            if token in untrusted or key in moving:
                 return False
             snapshot = self.table.snapshots.get(token)
             if snapshot is not None and has_moved(value, snapshot):  # there it still looks at the old memory

@@ -75,7 +75,8 @@ def _bytes_of(holder: Any, offset: int, length: int) -> Any:
     if offset + length > size:
         raise ValueError("it is a view of memory that has another size here")
     buffer = (ctypes.c_char * length).from_address(low + offset)
-    buffer.owner = holder  # type: ignore[attr-defined]
+    # A tensor may be given other memory later (`t.data = other`): what is held is the memory.
+    buffer.owner = holder.untyped_storage() if is_tensor else holder  # type: ignore[attr-defined]
     return buffer
 
 

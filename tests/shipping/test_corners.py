@@ -127,3 +127,22 @@ def test_a_tensor_that_is_given_another_shape_in_place_goes_on_sharing(nb: Noteb
     nb.here("view[1] = 40; base.squeeze_(0)")
     nb.cell("view[2] = base[1, 1] + 1; base")
     assert nb.value("base.t().tolist()") == [[0.0, 1.0, 2.0], [30.0, 40.0, 41.0]]
+
+
+def test_other_memory_reaches_a_rank_that_did_not_run(nb: Notebook) -> None:
+    nb.here("import torch\nweight = torch.full((4,), 2)")
+    nb.cell("weight.data = torch.arange(6.0)", ranks=[1])
+    nb.cell("part = weight[:4].view(2, 2)")
+    assert nb.value("(weight.tolist(), part.tolist())") == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [[0.0, 1.0], [2.0, 3.0]])
+    nb.here("part[0, 0] = 9\narray = weight.detach().numpy()")
+    nb.cell("first = weight[0].item(); array[1] = 8")
+    assert nb.value("(first, weight[1].item())") == (9.0, 8.0)
+
+
+def test_an_array_over_a_tensors_memory_outlives_what_the_tensor_had(nb: Notebook) -> None:
+    nb.here("import torch\nweight = torch.full((9,), 2.0)")
+    nb.cell("array = weight.numpy()")
+    nb.cell("weight.data = torch.zeros(4)")
+    nb.here("other = [torch.full((9,), 7.0) for _ in range(50)]")
+    assert nb.value("array.tolist()") == [2.0] * 9
+    assert nb.on(0, "array.tolist()") == [2.0] * 9
