@@ -51,7 +51,10 @@ from nbdist.shipping.kinds_object import (
     ObjectKind,
     OpaqueKind,
     OptimizerKind,
+    ScalerKind,
+    parametrized,
 )
+from nbdist.shipping.kinds_special import MadeModuleKind, ProxyKind, RemovableHandleKind, WeakKind, made_by_hand
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
 from nbdist.shipping.reducers import REDUCERS
@@ -59,7 +62,7 @@ from nbdist.shipping.reducers import REDUCERS
 # Values: no identity that a notebook could see through nbdist, nothing inside to walk to.
 _ATOMS: set[type] = {
     int, float, str, bytes, bool, type(None), complex, type(...), type(NotImplemented), range, slice,
-    types.ModuleType, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
     weakref.ref, weakref.ProxyType, property, staticmethod, classmethod,
     datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone,
@@ -74,14 +77,19 @@ _TUPLE, _FROZEN, _METHOD, _INSTANCE = TupleKind(), FrozenSetKind(), MethodKind()
 _BUILTIN_METHOD = BuiltinMethodKind()
 _FUNCTION, _CELL, _CLASS = FunctionKind(), CellKind(), ClassKind()
 _TENSOR, _ARRAY, _RANDOM, _OPAQUE, _STATE = TensorKind(), ArrayKind(), GeneratorKind(), OpaqueKind(), GetStateKind()
-_FRAME = FrameKind()
+_FRAME, _PROXY, _MADE, _HOOK = FrameKind(), ProxyKind(), MadeModuleKind(), RemovableHandleKind()
+_WEAK: dict[type, Kind] = {
+    weakref.WeakValueDictionary: WeakKind(),
+    weakref.WeakKeyDictionary: WeakKind(),
+    weakref.WeakSet: WeakKind(unordered=True),
+}
 _BULKY = frozenset({list, dict, set})
 
 KINDS: dict[str, Kind] = {
     kind.letter: kind
     for kind in (
         _LIST, _DICT, _SET, _DEQUE, _BYTES, _FUNCTION, _CELL, _CLASS, _TENSOR, _ARRAY, _RANDOM, _OPAQUE, _STATE, BULK,
-        ObjectKind(), ModuleKind(), OptimizerKind(),
+        ObjectKind(), ModuleKind(), OptimizerKind(), WeakKind(), _HOOK, _MADE, _FRAME, ScalerKind(),
     )
 }  # fmt: skip
 
@@ -99,7 +107,10 @@ class Classifier:
     def __init__(self) -> None:
         self._by_type: dict[type, Kind | None] = dict.fromkeys(ATOMS)
         self._by_type.update({list: _LIST, dict: _DICT, set: _SET, tuple: _TUPLE, types.CellType: _CELL})
-        self._by_type[types.FunctionType] = self._by_type[type] = _LOOK
+        self._by_type.update(_WEAK)
+        self._by_type[types.MappingProxyType] = _PROXY
+        self._by_type[types.FunctionType] = self._by_type[type] = self._by_type[types.ModuleType] = _LOOK
+        self.made: dict[int, weakref.ref[types.ModuleType]] = {}  # modules made by hand, by the id of their variables
         self._by_type[types.BuiltinFunctionType] = self._by_type[types.MethodWrapperType] = _LOOK
         self._seen = registry_version()
 
@@ -122,6 +133,11 @@ class Classifier:
             return kind
         if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
             return None if isinstance(value.__self__, types.ModuleType | type | None) else _BUILTIN_METHOD
+        if type(value) is types.ModuleType:
+            if not made_by_hand(value):
+                return None
+            self.made[id(value.__dict__)] = weakref.ref(value)
+            return _MADE
         if by_reference(value):
             return None
         return _CLASS if isinstance(value, type) else _FUNCTION
@@ -194,12 +210,16 @@ class Classifier:
         if cls.__module__.partition(".")[0] == "pandas":
             return _FRAME
         torch = torch_if_loaded()
+        if torch is not None and cls is torch.utils.hooks.RemovableHandle:
+            return _HOOK
         if torch is not None and issubclass(cls, torch.nn.Module) and _module_state(cls, torch):
             return ModuleKind(strip)
         if torch is not None and issubclass(cls, torch.optim.Optimizer) and _optimizer_state(cls, torch):
             return OptimizerKind(strip)
         if not _default_reduce(cls, object):
             return _OPAQUE
+        if torch is not None and "torch.amp" in sys.modules and issubclass(cls, torch.amp.GradScaler):
+            return ScalerKind(strip)
         if _has_own_getstate(cls):
             return _STATE
         if cls.__flags__ & (1 << 9) or cls.__dictoffset__:  # a class made in Python, or with a __dict__
@@ -243,7 +263,9 @@ def _module_state(cls: type, torch: Any) -> bool:
     """Does a module class pickle as nn.Module does?"""
     base = torch.nn.Module
     return (
-        _default_reduce(cls, object) and cls.__getstate__ is base.__getstate__ and cls.__setstate__ is base.__setstate__  # type: ignore[attr-defined]
+        _default_reduce(cls, object)
+        and (cls.__getstate__ is base.__getstate__ or parametrized(cls))  # type: ignore[attr-defined]
+        and cls.__setstate__ is base.__setstate__
     )
 
 

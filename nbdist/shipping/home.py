@@ -394,7 +394,7 @@ class Home:
 
     def _sweep(self) -> None:
         start = time.perf_counter()
-        live = self._table.walker.walk([(name, value) for name, value in self._bound.items()], light=True)
+        live = self._table.walker.walk([(name, value) for name, value in self._bound.items()], light=True, weakly=False)
         dead = {token: value for token, value in self._table.objects.items() if id(value) not in live.nodes}
         self._walk_seconds = time.perf_counter() - start
         if not dead:

@@ -41,10 +41,12 @@ class Kind:
     Attributes:
         letter: names the kind in snapshots and messages.
         token: objects of this kind have an identity that both sides know; False for what is only walked through.
+        unordered: the order of what it holds says nothing to another process.
     """
 
     letter = "?"
     token = True
+    unordered = False
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
         """(scalars, references).

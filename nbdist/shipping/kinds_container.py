@@ -113,7 +113,7 @@ def _replace_attributes(value: Any, now: dict[str, Any]) -> None:
 
 
 class SetKind(_Attributed):
-    letter = "S"
+    letter, unordered = "S", True
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
         # Membership by identity: comparing two sets of user objects would call their __eq__.

@@ -42,7 +42,7 @@ def has_plain_memory(tensor: Any) -> bool:
     """Is this a strided CPU tensor whose memory may be read as it lies there?"""
     import torch
 
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
         return False
     if tensor.is_conj() or tensor.is_neg():
         return False
@@ -65,7 +65,8 @@ def freed(tensor: Any) -> bool:
     """Has a strided CPU tensor lost its storage?"""
     import torch
 
-    return bool(tensor.layout is torch.strided and tensor.device.type == "cpu" and not _readable(tensor))
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return bool(strided and tensor.device.type == "cpu" and not _readable(tensor))
 
 
 def _dense(shape: Iterable[int], strides: Iterable[int]) -> bool:
@@ -100,7 +101,7 @@ class TensorKind(Kind):
             return (), references
         if digest is None:
             digest = self.digest(value)
-        facts = (tuple(value.shape), value.dtype, value.layout, value.requires_grad and value.is_leaf, digest)
+        facts = (_shape(value), value.dtype, value.layout, value.requires_grad and value.is_leaf, digest)
         return (*facts, tuple(own), _place(value)), references
 
     def digest(self, value: Any) -> Any:
@@ -114,7 +115,7 @@ class TensorKind(Kind):
         import torch
 
         with torch.no_grad():
-            if value.layout is torch.strided and not value.is_quantized:
+            if value.layout is torch.strided and not value.is_quantized and not value.is_nested:
                 copy = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
                 return None, digest_of(*tensor_extent(copy))
         stream = io.BytesIO()
@@ -125,7 +126,7 @@ class TensorKind(Kind):
         return references
 
     def shape(self, value: Any) -> Any:
-        return tuple(value.shape), str(value.dtype), tuple(value.__dict__)
+        return _shape(value), str(value.dtype), tuple(value.__dict__)
 
     def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
         if freed(value):
@@ -164,7 +165,7 @@ class TensorKind(Kind):
         elif content is not None:
             _lay_out_as(value, content)
             with torch.no_grad():
-                if value.shape == content.shape and value.dtype == content.dtype and value.layout is content.layout:
+                if _shape(value) == _shape(content) and value.dtype == content.dtype and value.layout is content.layout:
                     # copy_ and not .data.copy_: autograd must see that saved tensors have changed
                     once(value).copy_(once(content))
                 else:
@@ -210,7 +211,7 @@ def put_gradient(tensor: Any, grad: Any) -> None:
 
 def _place(tensor: Any) -> int | None:
     """Where a tensor's memory is in this process; None for one without plain memory, or without any."""
-    return tensor.data_ptr() if tensor.numel() and has_plain_memory(tensor) else None
+    return tensor.data_ptr() if has_plain_memory(tensor) and tensor.numel() else None
 
 
 def has_moved(value: Any, old: Snapshot) -> bool:
@@ -234,12 +235,17 @@ def _lay_out_as(value: Any, content: Any) -> None:
 
 def once(tensor: Any) -> Any:
     """An expanded tensor's elements, each once: torch refuses to write to one place several times."""
-    if tensor.layout is not sys.modules["torch"].strided:
+    if tensor.layout is not sys.modules["torch"].strided or tensor.is_nested:
         return tensor
     for dimension, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dimension] > 1:
             tensor = tensor.narrow(dimension, 0, 1)
     return tensor
+
+
+def _shape(tensor: Any) -> tuple[Any, ...]:
+    """A tensor's shape; of a nested one its parts'."""
+    return tuple(tuple(part.shape) for part in tensor.unbind()) if tensor.is_nested else tuple(tensor.shape)
 
 
 def _stride(tensor: Any) -> Any:

@@ -113,6 +113,28 @@ class ModuleKind(ObjectKind):
         return cls, put, removed, order
 
 
+    def reduced(self, value: Any) -> Any:
+        """How a new one is made when its class forbids pickling; None for the usual way."""
+        if not parametrized(type(value)):
+            return None
+        return copyreg.__newobj__, (type(value),), self.attributes(value)  # type: ignore[attr-defined]
+
+
+def parametrized(cls: type) -> bool:
+    """Is this the class that torch makes for one module with parametrizations? Its `__getstate__` only raises."""
+    own = cls.__dict__.get("__getstate__")
+    return cls.__module__ == "torch.nn.utils.parametrize" and getattr(own, "__module__", None) == cls.__module__
+
+
+class ScalerKind(ObjectKind):
+    """torch.amp.GradScaler: by attribute although it has `__getstate__`, after which it would have to begin anew."""
+
+    letter = "A"
+
+    def reduced(self, value: Any) -> Any:
+        return copyreg.__newobj__, (type(value),), self.attributes(value)  # type: ignore[attr-defined]
+
+
 class OptimizerKind(ObjectKind):
     """torch.optim.Optimizer: by attribute although it has `__getstate__`, which keeps three attributes only.
 
@@ -278,8 +300,17 @@ class FrameKind(OpaqueKind):
     Its blocks and indices change places among themselves, and views into them are not followed.
     """
 
+    letter = "E"
+
     def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
         return ()
+
+    def apply(self, value: Any, change: Any) -> None:
+        # Categorical, DatetimeArray: nothing of their state is in `__dict__`
+        if hasattr(value, "_ndarray") and type(change) is type(value) and hasattr(value, "__setstate__"):
+            value.__setstate__(change.__reduce__()[2])
+        else:
+            super().apply(value, change)
 
 
 def slots_only(value: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from nbdist.shipping.classify import ATOMS
@@ -290,7 +290,7 @@ def binding_order(values: dict[str, Any]) -> list[str]:
 
     def turn(name: str) -> int:
         value = values[name]
-        if type(value) in ATOMS:
+        if type(value) in ATOMS or isinstance(value, ModuleType):
             return 0
         return 1 if isinstance(value, type | FunctionType) else 2
 

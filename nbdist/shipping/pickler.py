@@ -25,7 +25,15 @@ from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import Stays, Unwrapped
 from nbdist.shipping.kinds_container import DictKind, ListKind, SetKind, unfilled
 from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, put_gradient, tensor_extent
-from nbdist.shipping.kinds_object import ObjectKind, OptimizerKind
+from nbdist.shipping.kinds_object import ModuleKind, ObjectKind, OptimizerKind, ScalerKind
+from nbdist.shipping.kinds_special import (
+    MadeModuleKind,
+    ProxyKind,
+    RemovableHandleKind,
+    VariablesOf,
+    WeakKind,
+    behind_proxy,
+)
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing
 from nbdist.shipping.modules import find_module, importable, submodules
@@ -87,6 +95,10 @@ class Packer(cloudpickle.Pickler):
             return self._handle(value)
         if cls in REDUCERS:
             return REDUCERS[cls](value)
+        if isinstance(kind, WeakKind | RemovableHandleKind):
+            return kind.reduced(value)
+        if isinstance(kind, ProxyKind):
+            return types.MappingProxyType, (behind_proxy(value),)
         if isinstance(kind, ObjectKind):
             return self._object(value, kind)
         if isinstance(kind, ListKind | DictKind | SetKind) and (made := unfilled(value)) is not None:
@@ -129,8 +141,11 @@ class Packer(cloudpickle.Pickler):
 
     def _module(self, module: types.ModuleType) -> Any:
         name = module.__name__
+        kind = self.kinds.of(module)
+        if isinstance(kind, MadeModuleKind):
+            return kind.reduced(module)
         if sys.modules.get(name) is not module:
-            return super().reducer_override(module)  # made by hand: by value
+            return super().reducer_override(module)
         self._refer(name, "it")
         return find_module, (name, submodules(module))
 
@@ -146,8 +161,10 @@ class Packer(cloudpickle.Pickler):
         raise StaysOnRank("an open file belongs to its process")
 
     def _object(self, value: Any, kind: ObjectKind) -> Any:
-        if isinstance(kind, OptimizerKind):
-            return kind.reduced(value)
+        if isinstance(kind, OptimizerKind | ModuleKind | ScalerKind):
+            reduced = kind.reduced(value)
+            if reduced is not None:
+                return reduced
         if kind.strip is None or not kind.strip(value.__dict__):
             return NotImplemented
         reduced = value.__reduce_ex__(5)
@@ -242,7 +259,7 @@ class Packer(cloudpickle.Pickler):
         if function.__globals__ is self.namespace:
             scope: Any = self.namespace
         else:
-            scope = _module_scope(function)
+            scope = _module_scope(function) or self._made_scope(function)
             if scope is None:
                 return super().reducer_override(function)
         cells: tuple[Any, ...] | None = None
@@ -270,6 +287,12 @@ class Packer(cloudpickle.Pickler):
             own["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]
         state = (own, dict(function.__dict__), filled)
         return make_function, (function.__code__, scope, cells), state, None, None, set_function
+
+
+    def _made_scope(self, function: types.FunctionType) -> VariablesOf | None:
+        reference = self.kinds.made.get(id(function.__globals__))
+        module = reference() if reference is not None else None
+        return VariablesOf(module) if module is not None and module.__dict__ is function.__globals__ else None
 
 
 def _with_slots(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:

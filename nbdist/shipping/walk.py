@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,8 +12,8 @@ import xxhash
 from nbdist.shipping.classify import ATOMS, Classifier
 from nbdist.shipping.kinds import FrozenSetKind as _FrozenSetKind
 from nbdist.shipping.kinds import Kind, Snapshot, Stays, Through
-from nbdist.shipping.kinds_container import SetKind
 from nbdist.shipping.kinds_object import ModuleKind
+from nbdist.shipping.kinds_special import WeakKind
 from nbdist.shipping.names import globals_read
 from nbdist.shipping.plain import LARGE
 
@@ -80,6 +81,7 @@ class Walker:
         found: Callable[[frozenset[str]], list[tuple[str, Any]]] | None = None,
         grown: Callable[[Node], Iterable[Any]] | None = None,
         late: Iterable[Any] = (),
+        weakly: bool = True,
     ) -> Walked:
         """Visit everything reachable, depth first.
 
@@ -90,6 +92,7 @@ class Walker:
             found: takes the global names that a function reads; returns further roots.
             grown: takes a node; returns further objects to visit at the end (what it used to refer to).
             late: objects to visit at the end.
+            weakly: visit also what is only referred to weakly.
         """
         walked = Walked()
         nodes, held, places, signs = walked.nodes, walked.held, walked.places, walked.signs
@@ -146,9 +149,11 @@ class Walker:
                 if found is not None and kind.letter == "F" and value.__globals__ is self.namespace:
                     stack.extend(found(globals_read(value.__code__)))
                 children = kind.children(value, references)
+                if not weakly and isinstance(kind, WeakKind):
+                    children = [part for part in references if type(part) is not weakref.ref]
                 if token is not None and isinstance(kind, ModuleKind):
                     children = [*children, *self.meet_module(value)]
-                if isinstance(kind, SetKind) and place:
+                if kind.unordered and place:
                     group = f"{group}{{}}"  # no order: a group of its own, which only this rank knows
             if not isinstance(children, tuple | list):
                 children = list(children)
