@@ -12,8 +12,7 @@ from nbdist.shipping.errors import CannotReceive, NeedsMore, in_words
 from nbdist.shipping.explain import reason_of
 from nbdist.shipping.giving import Giving, why
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
-from nbdist.shipping.kinds import MISSING, Snapshot, Stays, same
-from nbdist.shipping.kinds_memory import PATCHED, missing
+from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot, Stays, same
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import (
     BIND,
@@ -26,6 +25,7 @@ from nbdist.shipping.message import (
     TooLarge,
 )
 from nbdist.shipping.names import RESERVED
+from nbdist.shipping.patching import PATCHED, missing
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, Unpacked, decode
@@ -139,8 +139,11 @@ class Away:
         for sort, key, content in received.values:
             if sort == UPDATE:
                 letter, change = content
+                value = table.find(key)
                 try:
-                    KINDS[letter].apply(table.find(key), change)
+                    KINDS[letter].apply(value, change)
+                except CannotApply as error:
+                    self._rebind(key, value, error)
                 except Exception as error:
                     raise CannotReceive("", f"a change cannot be made here: {reason_of(error)}") from error
                 touched.append(key)
@@ -153,6 +156,14 @@ class Away:
         else:
             for token in touched:
                 table.snapshots.pop(token, None)
+
+    def _rebind(self, token: Token, value: Any, error: CannotApply) -> None:
+        """An object cannot be changed in place (an iterator, for example): its names get the new one."""
+        if error.instead is MISSING:
+            raise CannotReceive("", f"a change cannot be made here: {reason_of(error)}") from error
+        for name in [name for name, bound in self.namespace.items() if bound is value]:
+            self.namespace[name] = error.instead
+        self._table.put(token, error.instead)
 
     def rollback(self) -> None:
         """Another rank could not decode the parcel: everything is as before."""

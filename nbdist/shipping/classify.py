@@ -5,6 +5,7 @@ Decided once for each type, but for functions and classes, which are looked at o
 
 from __future__ import annotations
 
+import array
 import collections
 import copyreg
 import datetime
@@ -41,8 +42,9 @@ from nbdist.shipping.kinds import (
     TupleKind,
     Unwrapped,
 )
+from nbdist.shipping.kinds_array import ArrayKind, SubarrayKind
 from nbdist.shipping.kinds_container import BytearrayKind, DequeKind, DictKind, ListKind, SetKind
-from nbdist.shipping.kinds_memory import ArrayKind, GeneratorKind, TensorKind
+from nbdist.shipping.kinds_memory import TensorKind
 from nbdist.shipping.kinds_object import (
     ClassKind,
     FrameKind,
@@ -54,7 +56,18 @@ from nbdist.shipping.kinds_object import (
     ScalerKind,
     parametrized,
 )
-from nbdist.shipping.kinds_special import MadeModuleKind, ProxyKind, RemovableHandleKind, WeakKind, made_by_hand
+from nbdist.shipping.kinds_random import GeneratorKind
+from nbdist.shipping.kinds_special import (
+    ArrayOfNumbersKind,
+    ExceptionKind,
+    MadeModuleKind,
+    ProxyKind,
+    RemovableHandleKind,
+    ViewKind,
+    WeakKind,
+    made_by_hand,
+    pickles_as_exception,
+)
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
 from nbdist.shipping.reducers import REDUCERS
@@ -76,6 +89,7 @@ _LIST, _DICT, _SET, _DEQUE, _BYTES = ListKind(), DictKind(), SetKind(), DequeKin
 _TUPLE, _FROZEN, _METHOD, _INSTANCE = TupleKind(), FrozenSetKind(), MethodKind(), InstanceKind()
 _BUILTIN_METHOD = BuiltinMethodKind()
 _FUNCTION, _CELL, _CLASS = FunctionKind(), CellKind(), ClassKind()
+_SUBARRAY, _NUMBERS, _EXCEPTION = SubarrayKind(), ArrayOfNumbersKind(), ExceptionKind()
 _TENSOR, _ARRAY, _RANDOM, _OPAQUE, _STATE = TensorKind(), ArrayKind(), GeneratorKind(), OpaqueKind(), GetStateKind()
 _FRAME, _PROXY, _MADE, _HOOK = FrameKind(), ProxyKind(), MadeModuleKind(), RemovableHandleKind()
 _WEAK: dict[type, Kind] = {
@@ -89,7 +103,8 @@ KINDS: dict[str, Kind] = {
     kind.letter: kind
     for kind in (
         _LIST, _DICT, _SET, _DEQUE, _BYTES, _FUNCTION, _CELL, _CLASS, _TENSOR, _ARRAY, _RANDOM, _OPAQUE, _STATE, BULK,
-        ObjectKind(), ModuleKind(), OptimizerKind(), WeakKind(), _HOOK, _MADE, _FRAME, ScalerKind(),
+        ObjectKind(), ModuleKind(), OptimizerKind(), WeakKind(), _HOOK, _MADE, _FRAME, ScalerKind(), _SUBARRAY,
+        _NUMBERS, _EXCEPTION,
     )
 }  # fmt: skip
 
@@ -108,7 +123,7 @@ class Classifier:
         self._by_type: dict[type, Kind | None] = dict.fromkeys(ATOMS)
         self._by_type.update({list: _LIST, dict: _DICT, set: _SET, tuple: _TUPLE, types.CellType: _CELL})
         self._by_type.update(_WEAK)
-        self._by_type[types.MappingProxyType] = _PROXY
+        self._by_type.update({types.MappingProxyType: _PROXY, memoryview: ViewKind(), array.array: _NUMBERS})
         self._by_type[types.FunctionType] = self._by_type[type] = self._by_type[types.ModuleType] = _LOOK
         self.made: dict[int, weakref.ref[types.ModuleType]] = {}  # modules made by hand, by the id of their variables
         self._by_type[types.BuiltinFunctionType] = self._by_type[types.MethodWrapperType] = _LOOK
@@ -196,6 +211,8 @@ class Classifier:
             return _DEQUE
         if issubclass(cls, bytearray):
             return _BYTES
+        if pickles_as_exception(cls):
+            return _EXCEPTION
         if issubclass(cls, random.Random):
             return _RANDOM
         if (
@@ -240,6 +257,8 @@ class Classifier:
         if numpy is not None:
             if cls is numpy.ndarray:
                 return _ARRAY
+            if issubclass(cls, numpy.ndarray):
+                return None if cls is numpy.ma.core.MaskedConstant else _SUBARRAY
             if issubclass(cls, numpy.generic) or issubclass(cls, numpy.dtype):
                 return None
             if issubclass(cls, numpy.random.Generator | numpy.random.RandomState | numpy.random.BitGenerator):

@@ -17,6 +17,11 @@ def in_words(size: int) -> str:
     raise AssertionError("unreachable")
 
 
+def article(word: str) -> str:
+    """A word behind its article: a list, an array."""
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
+
+
 class CannotShip(TypeError):
     """A name that the cell surely reads cannot leave the notebook.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.shipping.errors import StaysOnRank
+from nbdist.shipping.errors import StaysOnRank, article
 from nbdist.shipping.handle import RankedValue, handle_facts
 
 _PROCESS_BOUND = {
@@ -35,8 +35,8 @@ class Trouble:
         if words is not None:
             return f"{words}, which cannot leave its process"
         if isinstance(error, StaysOnRank):
-            return f"{_article(type(self.value).__name__)}: {error}"
-        return f"{_article(type(self.value).__name__)}, which cannot be pickled ({reason_of(error)})"
+            return f"{article(type(self.value).__name__)}: {error}"
+        return f"{article(type(self.value).__name__)}, which cannot be pickled ({reason_of(error)})"
 
 
 def path_to_trouble(name: str, value: Any, packs: Callable[[Any], bool], depth: int = 12) -> Trouble:
@@ -119,7 +119,3 @@ def advice_for(name: str, value: Any, trouble: Trouble) -> str:
     if trouble.path == name:
         return "Create it inside the cell, or give the notebook's variable another name"
     return f"Create it inside the cell, or take {trouble.path} out before (`del`)"
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"

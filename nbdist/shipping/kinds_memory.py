@@ -1,4 +1,4 @@
-"""Kinds with memory: tensors and arrays. Content is compared by hash, and copied in place."""
+"""The kind of tensors. Content is compared by hash, and copied in place."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import xxhash
 
-from nbdist.shipping.chunks import Hashes, Patch, Pieces, digest_of, remember, runs_of
-from nbdist.shipping.kinds import CannotApply, Kind, Snapshot
-from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
+from nbdist.shipping.chunks import Patch, Pieces, digest_of, runs_of
+from nbdist.shipping.kinds import Kind, Snapshot
 from nbdist.shipping.memory import INLINE
 
 
@@ -42,6 +41,8 @@ def has_plain_memory(tensor: Any) -> bool:
     """Is this a strided CPU tensor whose memory may be read as it lies there?"""
     import torch
 
+    if uninitialized(tensor):
+        return False
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
         return False
     if tensor.is_conj() or tensor.is_neg():
@@ -65,11 +66,11 @@ def freed(tensor: Any) -> bool:
     """Has a strided CPU tensor lost its storage?"""
     import torch
 
-    strided = tensor.layout is torch.strided and not tensor.is_nested
+    strided = tensor.layout is torch.strided and not tensor.is_nested and not uninitialized(tensor)
     return bool(strided and tensor.device.type == "cpu" and not _readable(tensor))
 
 
-def _dense(shape: Iterable[int], strides: Iterable[int]) -> bool:
+def dense(shape: Iterable[int], strides: Iterable[int]) -> bool:
     """Do elements lie side by side, in whatever order, so that every byte between them is theirs?"""
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
@@ -107,9 +108,11 @@ class TensorKind(Kind):
     def digest(self, value: Any) -> Any:
         """(the stride unless it follows from the shape, the hash of the content), whatever device and layout it has."""
         if has_plain_memory(value):
-            return _stride(value), digest_of(*tensor_extent(value))
+            return stride_of(value), digest_of(*tensor_extent(value))
         if freed(value):
             return "freed"
+        if uninitialized(value):
+            return "uninitialized"
         if value.device.type == "meta":
             return "meta"
         import torch
@@ -143,7 +146,7 @@ class TensorKind(Kind):
         return content, value.requires_grad and value.is_leaf, grad, own
 
     def _pieces(self, value: Any, old: Any, new: Any) -> Pieces | None:
-        if not has_plain_memory(value) or not _comparable(old, new) or not _dense(value.shape, value.stride()):
+        if not has_plain_memory(value) or not comparable(old, new) or not dense(value.shape, value.stride()):
             return None
         address, length = tensor_extent(value)
         if length < INLINE:
@@ -158,6 +161,8 @@ class TensorKind(Kind):
         import torch
 
         content, requires_grad, grad, own = change
+        if uninitialized(value) and isinstance(content, torch.Tensor) and not uninitialized(content):
+            value.materialize(tuple(content.shape), dtype=content.dtype)
         if type(content) is Moved:
             value.data = content.value.to(value.device)
         elif type(content) is Patch:
@@ -245,27 +250,31 @@ def once(tensor: Any) -> Any:
 
 def _shape(tensor: Any) -> tuple[Any, ...]:
     """A tensor's shape; of a nested one its parts'."""
+    if uninitialized(tensor):
+        return ("uninitialized",)
     return tuple(tuple(part.shape) for part in tensor.unbind()) if tensor.is_nested else tuple(tensor.shape)
 
 
-def _stride(tensor: Any) -> Any:
+def uninitialized(tensor: Any) -> bool:
+    """Is this a parameter or buffer of a lazy module, which has no shape yet?"""
+    lazy = getattr(sys.modules["torch"].nn.parameter, "UninitializedTensorMixin", None)
+    return lazy is not None and isinstance(tensor, lazy)
+
+
+def stride_of(tensor: Any) -> Any:
     return None if tensor.is_contiguous() else tensor.stride()
 
 
-def _strides(array: Any) -> Any:
-    return None if array.flags.c_contiguous else array.strides
-
-
-def _comparable(old: Any, new: Any) -> bool:
+def comparable(old: Any, new: Any) -> bool:
     """Are these digests of memory that lies in the same way?"""
     return type(old) is tuple and type(new) is tuple and old[0] == new[0]
 
 
-def _lies_as(tensor: Any, patch: Patch) -> bool:
+def lies_as(tensor: Any, patch: Patch) -> bool:
     return has_plain_memory(tensor) and tensor.stride() == patch.form[2]
 
 
-def _laid_out_as(tensor: Any, patch: Patch) -> Any:
+def laid_out_as(tensor: Any, patch: Patch) -> Any:
     """A copy that lies as the sender's does."""
     import torch
 
@@ -277,8 +286,8 @@ def _patch_tensor(value: Any, patch: Patch) -> None:
     import torch
 
     with torch.no_grad():
-        if not _lies_as(value, patch):  # on a device, for example
-            copy = _laid_out_as(value, patch)
+        if not lies_as(value, patch):  # on a device, for example
+            copy = laid_out_as(value, patch)
             patch.write(copy.data_ptr())
             value.copy_(copy)
             return
@@ -286,212 +295,3 @@ def _patch_tensor(value: Any, patch: Patch) -> None:
         if not value.is_inference():
             # autograd must see that saved tensors have changed: writing no elements counts as writing
             value.detach().as_strided((0,), (1,)).zero_()
-
-
-def missing(value: Any, patch: Patch, digest: Any) -> str:
-    """What is missing on this side for an object to be as the sender's once a patch is written.
-
-    Args:
-        digest: of the sender's object.
-
-    Returns:
-        "" for nothing; "all" where unsent bytes are other ones here; "anew" where the object itself is another one.
-    """
-    torch = torch_if_loaded()
-    dtype, shape, stride, _ = patch.form
-    if value.dtype != dtype or tuple(value.shape) != shape:
-        return "anew"
-    if torch is None or not isinstance(value, torch.Tensor):
-        if value.strides != stride:
-            return "anew"
-        return "" if patch.completes(array_extent(value)[0], digest[1]) else "all"
-    if value.layout is not torch.strided or freed(value):
-        return "anew"
-    if patch.whole:
-        return ""
-    memory = value if _lies_as(value, patch) else _laid_out_as(value, patch)
-    return "" if patch.completes(memory.data_ptr(), digest[1]) else "all"
-
-
-class ArrayKind(Kind):
-    letter = "N"
-
-    def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
-        if value.dtype.names is not None and value.dtype.hasobject:
-            return self._snap_fields(value, light)
-        if value.dtype.hasobject:
-            return (value.shape, str(value.dtype), value.flags.writeable), tuple(value.ravel().tolist())
-        if light:
-            return (), ()
-        if digest is None:
-            digest = self.digest(value)
-        return (value.shape, value.dtype, value.flags.writeable, digest), ()
-
-    def _snap_fields(self, value: Any, light: bool) -> tuple[Any, tuple[Any, ...]]:
-        """Of records that hold objects: the objects by identity, the other fields by hash."""
-        references: list[Any] = []
-        digests = []
-        for field in _fields(value):
-            if field.dtype.hasobject:
-                references.extend(field.ravel().tolist())
-            elif not light:
-                digests.append(xxhash.xxh3_64_intdigest(field.tobytes()))
-        return (value.shape, str(value.dtype), value.flags.writeable, tuple(digests)), tuple(references)
-
-    def digest(self, value: Any) -> Any:
-        return _strides(value), digest_of(*array_extent(value))
-
-    def shape(self, value: Any) -> Any:
-        return value.shape, str(value.dtype)
-
-    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
-        if value.dtype.names is not None and value.dtype.hasobject:
-            fields = [f.ravel().tolist() if f.dtype.hasobject else f.copy() for f in _fields(value)]
-            return value.shape, fields, value.flags.writeable
-        if value.dtype.hasobject:
-            return value.shape, value.ravel().tolist(), value.flags.writeable
-        if old is not None and old[0] == self.letter and old[1][:2] == new[1][:2] and _comparable(old[1][3], new[1][3]):
-            address, length = array_extent(value)
-            strides = [stride / value.itemsize for stride in value.strides]
-            if length >= INLINE and _dense(value.shape, strides):
-                form = (value.dtype, value.shape, value.strides, length)
-                runs = runs_of(address, length, old[1][3][1], new[1][3][1])
-                return Pieces(value, form, address, runs), None, value.flags.writeable
-        return Content(value.view()), None, value.flags.writeable
-
-    def sent(self, change: Any) -> Iterable[Any]:
-        return change[1] or ()
-
-    def apply(self, value: Any, change: Any) -> None:
-        content, objects, writeable = change
-        if objects is not None:
-            shape = content
-            if value.shape != shape:
-                raise CannotApply(f"an array of objects was reshaped in place to {shape}")
-            if value.dtype.names is not None:
-                _put_fields(value, objects, writeable)
-                return
-            if not value.flags.writeable:
-                value.flags.writeable = True
-            flat = value.reshape(-1)
-            for index, item in enumerate(objects):
-                flat[index] = item
-            if not _shares(value, flat):
-                value[...] = flat.reshape(shape)
-            if not writeable:
-                value.flags.writeable = False
-            return
-        if type(content) is Patch:
-            if (value.dtype, value.shape, value.strides) != content.form[:3]:
-                raise CannotApply("an array changed its shape or type in place")
-            if not value.flags.writeable:
-                value.flags.writeable = True
-            content.write(array_extent(value)[0])
-            if not writeable:
-                value.flags.writeable = False
-            return
-        if value.dtype == content.dtype and value.shape != content.shape and value.size == content.size:
-            try:
-                value.shape = content.shape
-            except AttributeError:
-                pass
-        if value.shape != content.shape or value.dtype != content.dtype:
-            raise CannotApply("an array changed its shape or type in place", content.copy())
-        if not value.flags.writeable:
-            value.flags.writeable = True
-        value[...] = content
-        if not writeable:
-            value.flags.writeable = False
-
-
-def _fields(value: Any) -> list[Any]:
-    """An array's fields, those of inner records too, as views of it."""
-    if value.dtype.names is None:
-        return [value]
-    return [field for name in value.dtype.names for field in _fields(value[name])]
-
-
-def _put_fields(value: Any, contents: list[Any], writeable: bool) -> None:
-    if not value.flags.writeable:
-        value.flags.writeable = True
-    for field, content in zip(_fields(value), contents, strict=True):
-        if not field.dtype.hasobject:
-            field[...] = content
-            continue
-        whole = field if field.ndim else field.reshape(1)  # an item that is a sequence would be spread over a scalar
-        for index, item in zip(_numpy().ndindex(whole.shape), content, strict=True):
-            whole[index] = item
-    if not writeable:
-        value.flags.writeable = False
-
-
-def _numpy() -> Any:
-    return numpy_if_loaded()
-
-
-def _shares(one: Any, other: Any) -> bool:
-    numpy = numpy_if_loaded()
-    return bool(numpy.may_share_memory(one, other))
-
-
-def remember_content(value: Any, digest: Any) -> None:
-    """A tensor or array is now as the other side's, which has this digest."""
-    if type(digest) is not tuple or len(digest) != 2 or type(digest[1]) is not Hashes:
-        return
-    torch = torch_if_loaded()
-    if torch is not None and isinstance(value, torch.Tensor):
-        if has_plain_memory(value) and _stride(value) == digest[0]:
-            remember(*tensor_extent(value), digest[1])
-    elif _strides(value) == digest[0]:
-        remember(*array_extent(value), digest[1])
-
-
-PATCHED = {TensorKind.letter: 4, ArrayKind.letter: 3}  # kinds that are sent in pieces: where their digest is
-
-
-def without_content(snapshot: Snapshot | None) -> Snapshot | None:
-    """A snapshot against which all bytes have changed, and nothing else."""
-    if snapshot is None or snapshot[0] not in PATCHED:
-        return snapshot
-    letter, scalars, references = snapshot
-    place = PATCHED[letter]
-    if len(scalars) <= place or type(scalars[place]) is not tuple:
-        return snapshot
-    return letter, (*scalars[:place], (scalars[place][0], None), *scalars[place + 1 :]), references
-
-
-class GeneratorKind(Kind):
-    """Sources of random numbers: the state is read and written through the type's own calls."""
-
-    letter = "R"
-
-    def state(self, value: Any) -> Any:
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if torch is not None and isinstance(value, torch.Generator):
-            return bytes(value.get_state().tolist())
-        if numpy is not None and isinstance(value, numpy.random.Generator):
-            return value.bit_generator.state
-        if numpy is not None and isinstance(value, numpy.random.RandomState):
-            return value.get_state(legacy=False)
-        if numpy is not None and isinstance(value, numpy.random.BitGenerator):
-            return value.state
-        return value.getstate()
-
-    def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
-        return () if light else (xxhash.xxh3_64_intdigest(pickle.dumps(self.state(value), 5)),), ()
-
-    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
-        return self.state(value)
-
-    def apply(self, value: Any, change: Any) -> None:
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if torch is not None and isinstance(value, torch.Generator):
-            value.set_state(torch.tensor(list(change), dtype=torch.uint8))
-        elif numpy is not None and isinstance(value, numpy.random.Generator):
-            value.bit_generator.state = change
-        elif numpy is not None and isinstance(value, numpy.random.RandomState):
-            value.set_state(change)
-        elif numpy is not None and isinstance(value, numpy.random.BitGenerator):
-            value.state = change
-        else:
-            value.setstate(change)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import is_
 from typing import Any
 
+from nbdist.shipping.errors import article
 from nbdist.shipping.kinds import (
     MISSING,
     CannotApply,
@@ -111,7 +112,6 @@ class ModuleKind(ObjectKind):
             # The parts are there on the other side; what is in them is a change of their own.
             put = [pair for pair in put if not (pair[0] in _PARTS and pair[0] in old[1])]
         return cls, put, removed, order
-
 
     def reduced(self, value: Any) -> Any:
         """How a new one is made when its class forbids pickling; None for the usual way."""
@@ -281,17 +281,20 @@ class OpaqueKind(Kind):
 
     def apply(self, value: Any, change: Any) -> None:
         if type(change) is not type(value):
-            raise CannotApply(f"a {type(value).__name__} cannot be changed in place", change)
+            raise CannotApply(f"{article(type(value).__name__)} cannot be changed in place", change)
         own = getattr(value, "__dict__", None)
         if own is not None:
             own.clear()
             own.update(change.__dict__)
         elif hasattr(value, "__setstate__") and hasattr(change, "__getstate__") and not slots_only(value):
-            value.__setstate__(change.__reduce_ex__(5)[2])
+            reduced = change.__reduce_ex__(5)
+            if len(reduced) < 3:
+                raise CannotApply(f"{article(type(value).__name__)} cannot be changed in place", change)
+            value.__setstate__(reduced[2])
         elif attributes_of(change):
             put_attributes(value, (list(attributes_of(change).items()), [], None))
         else:
-            raise CannotApply(f"a {type(value).__name__} cannot be changed in place", change)
+            raise CannotApply(f"{article(type(value).__name__)} cannot be changed in place", change)
 
 
 class FrameKind(OpaqueKind):

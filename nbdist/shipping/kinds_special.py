@@ -1,7 +1,10 @@
-"""Kinds that refer weakly, or are more than their attributes: weak containers, hooks' handles, modules made by hand."""
+"""Kinds of what refers to others, or is more than its attributes: weak containers and other views, hooks' handles,
+modules made by hand, exceptions.
+"""
 
 from __future__ import annotations
 
+import array
 import gc
 import sys
 import types
@@ -9,7 +12,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from nbdist.shipping.kinds import Kind, Snapshot, Through
+from nbdist.shipping.errors import StaysOnRank
+from nbdist.shipping.kinds import Kind, Snapshot, Through, attributes_of
 from nbdist.shipping.kinds_object import GetStateKind, ObjectKind
 
 
@@ -133,3 +137,101 @@ def made_by_hand(module: types.ModuleType) -> bool:
     own = module.__dict__
     known = sys.modules.get(own.get("__name__", ""))
     return known is None or (known is not module and own.get("__spec__") is None and "__file__" not in own)
+
+
+class ArrayOfNumbersKind(Kind):
+    """array.array."""
+
+    letter = "J"
+
+    def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
+        return () if light else value.tobytes(), ()
+
+    def shape(self, value: Any) -> Any:
+        return value.typecode, len(value)
+
+    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
+        return value.tobytes()
+
+    def apply(self, value: Any, change: Any) -> None:
+        del value[:]
+        value.frombytes(change)
+
+
+class ViewKind(Through):
+    """A memoryview of all of something. One of a part does not say where it begins."""
+
+    def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:
+        return (value.obj,)
+
+    def reduced(self, value: Any) -> Any:
+        whole = isinstance(value.obj, bytes | bytearray | array.array) and memoryview(value.obj).nbytes == value.nbytes
+        if not whole or not value.c_contiguous:
+            raise StaysOnRank("it is a view of a part of some memory; what it looks at can travel")
+        return make_view, (value.obj, value.format, value.shape, value.readonly)
+
+
+def make_view(value: Any, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+    view = memoryview(value)
+    if (view.format, view.shape) != (form, shape):
+        view = view.cast("B").cast(form, shape)  # type: ignore[call-overload]
+    return view.toreadonly() if readonly else view
+
+
+class ExceptionKind(Kind):
+    """Exceptions: their arguments, attributes, notes and causes. The traceback stays with its process.
+
+    Python makes a copy by calling the class with `args`, which fails where `__init__` takes something else.
+    """
+
+    letter = "V"
+
+    def state(self, value: Any) -> dict[str, Any]:
+        found = attributes_of(value)
+        for name in ("__cause__", "__context__", "__suppress_context__"):
+            found[name] = getattr(value, name)
+        return found
+
+    def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
+        state = self.state(value)
+        return tuple(state), (type(value), value.args, *state.values())
+
+    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
+        return value.args, self.state(value)
+
+    def sent(self, change: Any) -> Iterable[Any]:
+        return (change[0], *change[1].values())
+
+    def apply(self, value: Any, change: Any) -> None:
+        value.args, state = change
+        for name in [name for name in self.state(value) if name not in state]:
+            delattr(value, name)
+        fill_exception(value, state)
+
+    def reduced(self, value: Any) -> Any:
+        _, arguments, *more = value.__reduce__()
+        state = {**(more[0] if more and isinstance(more[0], dict) else {}), **self.state(value)}
+        made = (make_exception, (type(value), arguments))
+        return (*made, state, None, None, fill_exception)
+
+
+def make_exception(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
+    value = cls.__new__(cls, *arguments)
+    interpreters = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    interpreters.__init__(value, *arguments)
+    return value
+
+
+def fill_exception(value: BaseException, state: dict[str, Any]) -> None:
+    suppress = state.get("__suppress_context__", False)
+    for name, content in state.items():
+        setattr(value, name, content)
+    value.__suppress_context__ = suppress  # to set a cause sets it too
+
+
+def pickles_as_exception(cls: type) -> bool:
+    """Is this a class of exceptions that says nothing of its own about pickling?"""
+    if not issubclass(cls, BaseException) or cls.__reduce_ex__ is not object.__reduce_ex__:
+        return False
+    makers = [base for base in cls.__mro__ if "__reduce__" in base.__dict__ or "__getstate__" in base.__dict__]
+    return makers[0].__module__ == "builtins"

@@ -6,6 +6,7 @@ message, and the side itself. So what is rebuilt shares the rank's globals and s
 
 from __future__ import annotations
 
+import enum
 import io
 import marshal
 import pickle
@@ -23,14 +24,17 @@ from nbdist.shipping.classify import Classifier, by_reference
 from nbdist.shipping.errors import StaysOnRank
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import Stays, Unwrapped
+from nbdist.shipping.kinds_array import SubarrayKind
 from nbdist.shipping.kinds_container import DictKind, ListKind, SetKind, unfilled
 from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, put_gradient, tensor_extent
 from nbdist.shipping.kinds_object import ModuleKind, ObjectKind, OptimizerKind, ScalerKind
 from nbdist.shipping.kinds_special import (
+    ExceptionKind,
     MadeModuleKind,
     ProxyKind,
     RemovableHandleKind,
     VariablesOf,
+    ViewKind,
     WeakKind,
     behind_proxy,
 )
@@ -93,9 +97,13 @@ class Packer(cloudpickle.Pickler):
             return make_patch, (self.outgoing, value.form, parts)
         if cls is RankedValue:
             return self._handle(value)
+        if isinstance(value, enum.Enum) and cls.__members__.get(value.name) is value:
+            return getattr, (cls, value.name)  # by its value it would have to be hashable
         if cls in REDUCERS:
             return REDUCERS[cls](value)
         if isinstance(kind, WeakKind | RemovableHandleKind):
+            return kind.reduced(value)
+        if isinstance(kind, SubarrayKind | ExceptionKind | ViewKind):
             return kind.reduced(value)
         if isinstance(kind, ProxyKind):
             return types.MappingProxyType, (behind_proxy(value),)
@@ -287,7 +295,6 @@ class Packer(cloudpickle.Pickler):
             own["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]
         state = (own, dict(function.__dict__), filled)
         return make_function, (function.__code__, scope, cells), state, None, None, set_function
-
 
     def _made_scope(self, function: types.FunctionType) -> VariablesOf | None:
         reference = self.kinds.made.get(id(function.__globals__))

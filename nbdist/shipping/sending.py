@@ -9,8 +9,8 @@ from typing import Any
 from nbdist.shipping.chunks import Pieces
 from nbdist.shipping.errors import CannotShip
 from nbdist.shipping.explain import advice_for, path_to_trouble, reason_of, too_deep
-from nbdist.shipping.kinds_memory import PATCHED, without_content
 from nbdist.shipping.message import BIND, EXTRA, UPDATE, Encoder, Frame, FrameFailed, binding_order
+from nbdist.shipping.patching import PATCHED, without_content
 from nbdist.shipping.shipment import Plan
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Walked, content_digest

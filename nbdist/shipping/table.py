@@ -7,8 +7,8 @@ from typing import Any
 
 from nbdist.shipping.classify import Classifier
 from nbdist.shipping.kinds import MISSING, Snapshot
-from nbdist.shipping.kinds_memory import remember_content
 from nbdist.shipping.kinds_object import MODULE_PARTS
+from nbdist.shipping.patching import remember_content
 from nbdist.shipping.walk import Walker
 
 # An int for what was born in the notebook, (cell, group, position) on a rank, ("part", token, attribute) in a module.
