@@ -283,8 +283,8 @@ def _module_state(cls: type, torch: Any) -> bool:
     base = torch.nn.Module
     return (
         _default_reduce(cls, object)
-        and (cls.__getstate__ is base.__getstate__ or parametrized(cls))  # type: ignore[attr-defined]
-        and cls.__setstate__ is base.__setstate__
+        and (cls.__getstate__ is base.__getstate__ or parametrized(cls))
+        and cls.__setstate__ is base.__setstate__  # type: ignore[attr-defined]
     )
 
 

@@ -89,7 +89,7 @@ class RemovableHandleKind(GetStateKind):
 
 
 def _new(cls: type) -> Any:
-    return cls.__new__(cls)
+    return object.__new__(cls)
 
 
 class MadeModuleKind(ObjectKind):
@@ -217,7 +217,7 @@ class ExceptionKind(Kind):
 
 def make_exception(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     value = cls.__new__(cls, *arguments)
-    interpreters = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    interpreters: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     interpreters.__init__(value, *arguments)
     return value
 

@@ -217,7 +217,7 @@ VIEWS = [
 EDIT = st.tuples(st.sampled_from(["here", "there"]), st.integers(0, 3), st.integers(0, 10**9), st.integers(1, 400_000))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(DTYPES),
     st.lists(st.tuples(st.sampled_from(VIEWS), st.integers(1, 5000), st.integers(2, 9)), min_size=1, max_size=3),
@@ -247,7 +247,7 @@ def test_random_edits_of_random_views(dtype: str, views: list[tuple[str, int, in
             if isinstance(value, torch.Tensor):
                 value = once(value)
             if len(value):
-                value[at % len(value) :][:count] = at % 2 or 3
+                value[at % len(value) :][:count] = at % 2 or (1 if dtype == "bool" else 3)  # other bytes are no bool
 
         was, other = base.clone(), (two.space if side == "here" else two.ns)["b"]
         version = other._version
