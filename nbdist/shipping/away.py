@@ -311,7 +311,10 @@ class Away:
             self._tracks = False
             table.snapshots.clear()
         present = {name for name in (*assigned, *self._reads, *self._stores) if name in self.namespace}
-        report = {"cell": self._cell, "ran": ran, "signs": signs, "present": present, "deleted": deleted}
+        report = {
+            "cell": self._cell, "ran": ran, "signs": signs, "given": list(self._provisional) if ran else [],
+            "present": present, "deleted": deleted,
+        }  # fmt: skip
         return Parcel(pickle.dumps(report, 5))
 
     def _give_all(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import os
 import sys
 from dataclasses import dataclass, field
@@ -87,7 +88,8 @@ class Outgoing:
         """Copy the memory into files (and small pieces into the layout).
 
         Raises:
-            NotEnoughMemory: before anything is copied.
+            NotEnoughMemory: before anything is sent, and as a rule before anything is copied.
+            OSError: this process may not open more files.
         """
         merged = self._merged()
         inline: list[bytes] = []
@@ -144,6 +146,9 @@ def _write_files(sizes: list[int], writes: list[tuple[int, int, int, int]]) -> l
     except OSError as error:
         for file in files:
             os.close(file)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            what = "there is no room for more open files: close some, or raise the limit (ulimit -n)"
+            raise OSError(error.errno, what) from error
         raise NotEnoughMemory(need, available_memory()) from error
     except BaseException:
         for file in files:
@@ -172,7 +177,7 @@ def _system_memory() -> int:
         pass
     try:
         import psutil
-    except ImportError:
+    except (ImportError, OSError):
         return sys.maxsize
     return int(psutil.virtual_memory().available)
 

@@ -127,6 +127,7 @@ class Ranks:
         self._rejected = {}
         signs = envelope["signs"]
         handles = [name for name in envelope["handles"] if name]
+        born = {token[1] for token in new}
         for rank in range(len(self.lacks)):
             if rank == lead:
                 self.lacks[rank].difference_update(new)
@@ -145,7 +146,8 @@ class Ranks:
             matching = {
                 group for group, sign in signs.items() if "{}" not in group and report["signs"].get(group) == sign
             }
-            self._rejected[rank] = [group for group in report["signs"] if group not in matching]
+            # What stays with the lead, as a handle, gets no token here: nobody would ever take it back.
+            self._rejected[rank] = [group for group in report["given"] if group not in matching or group not in born]
             self.lacks[rank].update(token for token in new if token[1] not in matching)
             present = report["present"]
             self.unbound[rank].update(name for name in (*bound, *handles) if name not in present)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from typing import Any
+
+import pytest
 
 from nbdist.shipping import Home
 
@@ -82,19 +85,66 @@ def test_rebinding_many_times_does_not_grow_the_tables(nb: Notebook) -> None:
 
 
 def test_memory_files_are_freed_when_unmapped(nb: Notebook) -> None:
-    def shared() -> int:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
-
-    before = shared()
-    nb.here("import torch; t=torch.ones(64<<18)")  # 64 MiB
+    before = [nb.files(rank) for rank in (0, 1)]
+    nb.here("import torch; t=torch.ones(8<<18)")
     nb.cell("r=t[0].item()")
-    assert shared() - before > 60 << 10
+    assert [len(nb.files(rank) - before[rank]) for rank in (0, 1)] == [1, 1]
     nb.here("del t")
     nb.cell("r=1")
     for remote in nb.remotes:
         remote.ask("execute", "import gc; gc.collect()")
-    assert shared() - before < 8 << 10
+    assert [nb.files(rank) - before[rank] for rank in (0, 1)] == [set(), set()]
+
+
+def test_a_long_session_stays_flat(nb: Notebook) -> None:
+    """Rebound tensors, lists of lists made anew, objects of ranks, deleted names: nothing of them stays."""
+    look = "(len(__import__('os').listdir('/proc/self/fd')), len(open('/proc/self/maps').readlines()), rss())"
+    rss = "def rss(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1])"
+    nb.here("import torch, numpy as np")
+    for remote in nb.remotes:
+        remote.ask("execute", rss)
+
+    def seen() -> list[tuple[int, ...]]:
+        scope: dict[str, Any] = {}
+        exec(rss, scope)
+        counts = [len(nb.home._table.objects), *(remote.ask("tokens") for remote in nb.remotes)]
+        here = (len(nb.home._table.snapshots), len(nb.home._handles), *eval(look, scope))
+        return [tuple(counts), here, nb.on(0, look), nb.on(1, look)]
+
+    for index in range(150):
+        nb.here(f"big=torch.full((1<<19,), {index}.); rows=[[{index}, [j]] for j in range(20)]; extra{index}=[1]")
+        nb.cell(
+            f"out=[r[0] for r in rows]; rows.append([rank]); own=np.zeros(1<<17); gen=(i for i in rows); z=extra{index}"
+        )
+        nb.here(f"del extra{index}")
+        if index == 60:
+            first = seen()
+    last = seen()
+    assert last[0] == first[0]
+    assert last[1][:3] == first[1][:3] and [s[-3] for s in last[2:]] == [s[-3] for s in first[2:]]
+    for before, after in zip(first[1:], last[1:], strict=True):
+        assert after[-2] <= before[-2] + 20 and after[-1] <= before[-1] + (
+            16 << 10
+        )  # mappings; KiB: one round is 3 MiB
+
+
+def test_no_room_for_descriptors_is_said_before_anything_is_sent(nb: Notebook) -> None:
+    import resource
+
+    nb.here("import torch; t=torch.ones(1<<20); small=[1]")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(highest)]  # fills the numbers below
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="no room for more open files"):
+            nb.home.ship({"t", "small"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for file in held:
+            os.close(file)
+    nb.cell("t[0]=5; small.append(2)")
+    assert nb["t"][0] == 5 and nb["small"] == [1, 2]
 
 
 def test_many_large_tensors_need_few_descriptors(nb: Notebook) -> None:
