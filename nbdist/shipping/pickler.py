@@ -211,6 +211,8 @@ class Packer(cloudpickle.Pickler):
                 return make_array_view, (*held, extent[1], *shape)
             ref = self.outgoing.add(*extent, value)
             return make_array, (self.outgoing, ref, value.dtype, value.shape, value.strides, value.flags.writeable)
+        if numpy is not None and cls is numpy.ndarray and not value.flags.writeable:
+            return (*value.__reduce_ex__(2), None, None, set_read_only)  # pickle forgets it
         return None
 
     def _tensor(self, value: Any, cls: type, torch: Any, fresh: bool) -> Any:
@@ -408,6 +410,11 @@ def make_array(
     if not writeable:
         array.flags.writeable = False
     return array
+
+
+def set_read_only(array: Any, state: Any) -> None:
+    array.__setstate__(state)
+    array.flags.writeable = False
 
 
 def make_storage(memory: Any, ref: int, size: int) -> Any:

@@ -51,7 +51,7 @@ def run_plainly(source: str, namespace: dict[str, Any]) -> str | None:
             warnings.simplefilter("ignore")
             exec(compile(source, "<cell>", "exec", dont_inherit=True), namespace)
     except Exception as error:
-        return type(error).__name__
+        return type(error).__qualname__.rpartition(".")[2]  # numpy gives some another __name__
     return None
 
 

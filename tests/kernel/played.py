@@ -25,6 +25,6 @@ def play(shell: Any, program: str) -> str:
         with capture_output():
             result = shell.run_cell(options + cell.source, store_history=False)
         error = result.error_before_exec or result.error_in_exec
-        return None if error is None else type(error).__name__
+        return None if error is None else type(error).__qualname__.rpartition(".")[2]
 
     return json.dumps([asdict(outcome) for outcome in outcomes(cells, namespace, run)])

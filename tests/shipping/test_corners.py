@@ -92,6 +92,9 @@ def test_an_array_of_objects_made_read_only(nb: Notebook) -> None:
     nb.here("items.flags.writeable = True\nitems[0] = 5")
     nb.cell("items[1] = items[0]")
     assert nb.value("items.tolist()") == [5, 5]
+    nb.here("fixed = np.array([1, [2]], dtype=object); fixed.flags.writeable = False")
+    nb.cell("fixed[1].append(3); still = fixed.flags.writeable")
+    assert nb.value("(fixed.tolist(), still, fixed.flags.writeable)") == ([1, [2, 3]], False, False)
 
 
 def test_data_of_another_shape_below_a_gradient(nb: Notebook) -> None:
