@@ -93,9 +93,13 @@ def _extended(codes: list[int]) -> tuple[str, list[int]]:
 
 
 def block(lines: Iterable[str], stream: str = "stdout") -> str:
-    """Lines as preformatted text; stderr on a faint ground of its own, as front ends have it."""
+    """Lines as preformatted text; stderr on a faint ground of its own, as front ends have it.
+
+    An exported page gives `pre` in an output no font of its own, and JupyterLab's is larger than that of streams.
+    """
+    font = "font-family:monospace;font-size:13px;line-height:1.3;"
     ground = "background-color:rgba(255,0,0,0.1);" if stream == "stderr" else ""
-    return f'<pre style="{ground}margin:0;white-space:pre-wrap;">{coloured(chr(10).join(lines))}</pre>'
+    return f'<pre style="{font}{ground}margin:0;white-space:pre-wrap;">{coloured(chr(10).join(lines))}</pre>'
 
 
 # ------------------------------------------------------------------ displays

@@ -22,17 +22,54 @@ for step in range(3):
     notebook.shot("stream", index)
 
 
-def test_a_line_of_another_rank_has_its_rank_in_front(notebook: Any) -> None:
+def test_what_all_ranks_wrote_is_shown_once_and_what_differs_has_its_rank(notebook: Any) -> None:
     index, output = notebook.ok(
         """
 %%distributed -n 2
 import time
+print("loading the data")
 time.sleep(0.3 * rank)
-print("my share starts at", 500 * rank)
+print("my share starts at", ["the front", "the middle"][rank])
 """
     )
     notebook.shot("ranks", index)
-    assert output.stream() == "my share starts at 0\n[1] my share starts at 500\n"
+    assert output.stream() == "loading the data\nmy share starts at the front\n[1] my share starts at the middle\n"
+
+
+def test_output_all_names_the_ranks_of_every_line(notebook: Any) -> None:
+    code = "%%distributed -n 2 --output all\nprint('loading the data')\nprint('share', 'ab'[rank])"
+    index, output = notebook.ok(code)
+    notebook.shot("all", index)
+    assert sorted(output.stream().splitlines()) == ["[0-1] loading the data", "[0] share a", "[1] share b"]
+
+
+def test_tabs_are_there_while_it_runs_and_open_on_a_click(notebook: Any) -> None:
+    index = notebook.start(
+        """
+%%distributed -n 2 --output tabs
+import time
+import pandas as pd
+for step in range(4):
+    print(f"step {step} of {'ab'[rank]}")
+    time.sleep(0.4)
+display(pd.DataFrame({"share": ["first", "second"][rank:][:1]}))
+"""
+    )
+    notebook.until(index, "step 1 of b")
+    assert not notebook.ended(index)
+    notebook.shot("tabs-running", index)
+    output = notebook.wait(index)
+    shown = notebook.shown(index)
+    shown.get_by_text("step 3 of a").wait_for()
+    notebook.shot("tabs", index)
+    assert not shown.get_by_text("step 3 of b").is_visible()
+    shown.get_by_text("rank 1", exact=True).click()
+    assert shown.get_by_text("step 3 of b").is_visible()
+    assert shown.get_by_role("cell", name="second").is_visible()
+    notebook.shot("tabs-open", index)
+    tabs = [data for data in output.data if "<details" in data.get("text/html", "")]
+    assert len(tabs) == 1
+    assert "step 3 of b" in tabs[0]["text/plain"]
 
 
 def test_a_plot(notebook: Any) -> None:

@@ -26,6 +26,8 @@ plt.show()""",
     """%%distributed -n 2
 import pandas as pd
 pd.DataFrame({"epoch": [0, 1], "accuracy": [0.625, 0.875]})""",
+    """%%distributed -n 2 --output tabs
+print("in the tab of rank", "zero" if rank == 0 else "one")""",
     """%%distributed -n 2
 missing = {}["a key"]""",
 ]
@@ -54,6 +56,11 @@ def check(shown: Any) -> None:
     assert image.evaluate("image => image.naturalWidth") > 150
     assert shown.get_by_role("cell", name="0.875").is_visible()
     assert "KeyError: 'a key'" in shown.inner_text()
+    assert shown.get_by_text("in the tab of rank zero").is_visible()
+    other = shown.get_by_text("in the tab of rank one")
+    assert not other.is_visible()
+    shown.get_by_text("rank 1", exact=True).click()
+    assert other.is_visible()
 
 
 @pytest.mark.parametrize("front_end, trusted", [("lab", True), ("lab", False), ("notebook", False)])
