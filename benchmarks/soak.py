@@ -319,9 +319,11 @@ def _read(pid: int, name: str) -> str:
 
 
 def _pss(process: psutil.Process) -> float:
-    """Its own memory and its share of what it shares."""
-    match = re.search(r"^Pss:\s+(\d+)", _read(process.pid, "smaps_rollup"), re.MULTILINE)
-    return int(match[1]) / 1024 if match else 0.0
+    """Its own memory and its share of what it shares with its relatives. Without pages of files: what of libtorch falls
+    to one process depends on who else on the machine has torch loaded.
+    """
+    parts = re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", _read(process.pid, "smaps_rollup"), re.MULTILINE)
+    return sum(map(int, parts)) / 1024
 
 
 def main() -> int:
