@@ -24,7 +24,7 @@ class _Attributed(Kind):
 _BARE = {list, dict, set, deque, bytearray}
 
 # Methods that pickle calls to fill a container; what a class of the user's has in their place must not run again.
-_FILLING: tuple[tuple[type, tuple[str, ...]], ...] = (
+_FILLING: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (OrderedDict, ("__setitem__",)),
     (dict, ("__setitem__",)),
     (list, ("append", "extend")),
