@@ -28,6 +28,8 @@ half([1, 2, 3])
     assert output.error is not None
     assert output.error["ename"] == "IndexError"
     shown = notebook.shown(index).inner_text()
+    number = notebook.cell(index).locator(".jp-InputArea-prompt").inner_text().strip("[]:")
+    assert f"Cell In[{number}], line 5" in shown
     assert "----> 3     return values[len(values) // 2 + 5]" in shown
     assert "IndexError: list index out of range" in shown
     assert not re.search(r"nbdist|site-packages|run_cell", shown), shown
