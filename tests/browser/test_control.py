@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-import pytest
 
-from tests.browser.conftest import FRONT_ENDS
 from tests.kernel.notebook import wait_gone
 
 
@@ -109,9 +107,8 @@ print("early")
     notebook.shot("late", early)
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-def test_restart_kernel_leaves_no_rank(open_notebook: Callable[..., Any], front_end: str) -> None:
-    notebook = open_notebook(front_end, f"restart-{front_end}.ipynb", ["%load_ext nbdist"])
+def test_restart_kernel_leaves_no_rank(open_notebook: Callable[..., Any]) -> None:
+    notebook = open_notebook("lab", "restart.ipynb", ["%load_ext nbdist"])
     notebook.ok(0)
     _, output = notebook.ok("%%distributed -n 2\nimport os\nprint(os.getpid(), flush=True)")
     ranks = [psutil.Process(int(pid)) for pid in re.findall(r"\d{3,}", output.stream())]
