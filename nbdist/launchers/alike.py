@@ -1,6 +1,7 @@
 """When two ranks' lines say the same: equal but for the rank that wrote them, or for when and how fast.
 
-Only what surely is a rank or a time counts. A loss of 0.3 and one of 0.0 are two things, also on rank 3.
+Only what surely is a rank or a time counts: `rank 3`, never the 3 of `errors: 3`. Where it is not sure, the lines
+differ, and both are shown.
 """
 
 from __future__ import annotations
@@ -77,30 +78,56 @@ def times_of(text: str) -> list[str]:
     return [text[start:end] for start, end in times(text)]
 
 
-# Words behind which a number is a rank, also where it would not be one by itself ("rank3", "rank 3.").
-_NAMED = re.compile(r"(?i:(?<![^\W_])(?:rank|gpu|cuda|xpu|npu|worker|proc(?:ess)?|device)s?[ :=_#\[(-]{0,3})$")
-_THOUSANDS = re.compile(r",\d{3}(?!\d)")
-_DECIMALS = re.compile(r"\.\d")
+# A number is the rank's only where it says who wrote the line, as in these places; anywhere else it may be data.
+# Behind a word for a rank, with what may stand before that: "rank3", "local_rank=3", "cuda:3", "GPU #3". Not a plural,
+# which is a count, and no other `..._rank`: "matrix_rank=3".
+_NAMED = re.compile(
+    r"(?i:(?<![^\W_])(?:([^\W\d_]+)([ _-]))?(?:rank|gpu|cuda|xpu|npu|hpu|worker|process|proc|device)"
+    r"(?:[ _-]?(?:id|idx|index))?['\"]?(?:-|[ :=_#\[(]{0,3}))$"
+)
+_NAMED_TYPE = re.compile(r"type='(?:cuda|xpu|npu|hpu)', index=$")  # how torch writes a device
+_JOINED = frozenset(("local", "global", "world", "my", "this", "current", "node", "dist"))  # local_rank, and not n_gpu
+_COUNTED = frozenset(("matrix", "tensor", "lora", "low", "full", "row", "column", "numerical", "effective", "num", "n"))
+# A greeting or "I am" before it; "step 5 on". Not other words with "on" or "from": "working on 3", "resumed from 3".
+_WHO = re.compile(
+    r"(?i:\b(?:(?:hello|hi|hey|greetings|bye|goodbye)(?:,? world)?[,!:]?(?: (?:from|on|this is|i am|i'm))?"
+    r"|i am|i'm|(?:step|epoch|batch|iteration) \d+ (?:on|from)) )$"
+)
+# A line's tag, with words behind it: "3: ready", "[3] ready". A list by itself, "[3]", is none.
+_TAG = re.compile(r"\s*(?:\d+ ?[:|>)]|\[\d+\]:?|<\d+>:?) +[^\W\d_]|\s*(?:\[\d+\]|<\d+>):? *[\[<(] *[^\W\d_]")
+_TAG_START = re.compile(r"\s*[\[<]?")
+_OF_ALL = re.compile(r"/(\d+)[\])]")
+# What makes another number of it, or an amount.
+_GOES_ON = re.compile(r"\w|[.,:-]\d| ?(?:[%°]|(?:[KMGT]i?)?B\b|bytes?\b)")
 
 
-def own_numbers(text: str, rank: int) -> list[int]:
-    """Where a rank's number stands for itself: `rank 3`, `cuda:3`, `[3/8]`; never inside 0.3, 3e-4, 1,003, and
-    neither in 3. (a float), -3 nor 3%.
+def own_numbers(text: str, rank: int, world: int | None = None) -> list[int]:
+    """Where a number surely is the rank's own: `rank 3`, `cuda:3`, `[3/8]` of a world of 8, `3: ready`, `hello from 3`.
+
+    Not in `errors: 3`, `step 3`, `x=3`: what may be data is data, and a line that differs in it is shown.
     """
     number, found = str(rank), []
     start = text.find(number)
     while start >= 0:
         end = start + len(number)
-        after = text[end : end + 1]
-        if not (after.isalnum() or after in ("_", "%") or (after == "," and _THOUSANDS.match(text, end))):
-            before = text[start - 1] if start else ""
-            alone = not (before and (before.isalnum() or before in "_.+-")) and after != "."
-            if alone and before == "," and start > 1 and text[start - 2].isdigit():
-                alone = False
-            if alone or (_DECIMALS.match(text, end) is None and _NAMED.search(text, max(0, start - 12), start)):
-                found.append(start)
+        if _GOES_ON.match(text, end) is None and _says_who(text, start, end, world):
+            found.append(start)
         start = text.find(number, end)
     return found
+
+
+def _says_who(text: str, start: int, end: int, world: int | None) -> bool:
+    first = max(0, start - 48)
+    named = _NAMED.search(text, first, start)
+    if named is not None:
+        before, joint = (named[1] or "").lower(), named[2]
+        return before not in _COUNTED and (joint in (None, " ") or before in _JOINED)
+    if start and text[start - 1] in "[(" and (of := _OF_ALL.match(text, end)) is not None:
+        return int(of[1]) == world
+    tag_start = _TAG_START.match(text)
+    if tag_start is not None and tag_start.end() == start and _TAG.match(text) is not None:
+        return True
+    return _WHO.search(text, first, start) is not None or _NAMED_TYPE.search(text, first, start) is not None
 
 
 @functools.lru_cache(4096)
@@ -112,15 +139,15 @@ def _choices(count: int) -> list[tuple[int, ...]]:
     return [tuple(every), *((i,) for i in every), *(tuple(j for j in every if j != i) for i in every)]
 
 
-def as_if(text: str, rank: int, lead: int) -> list[str]:
+def as_if(text: str, rank: int, lead: int, world: int | None = None) -> list[str]:
     """What the lead rank may have written where this rank wrote `text`: its own number put in the lead rank's place,
-    wherever it could mean the rank.
+    wherever it says who wrote the line.
 
-    A number that only happens to be the rank's ("step 3 on rank 3") stays in some of them.
+    Each with some of them, since one may be another's after all ("rank 3 sends to rank 3").
     """
     if len(text) > LONGEST:
         return []
-    starts = own_numbers(text, rank)[:50]
+    starts = own_numbers(text, rank, world)[:50]
     size, other, forms = len(str(rank)), str(lead), []
     for choice in _choices(len(starts)) if starts else ():
         parts, at = [], 0
@@ -131,12 +158,12 @@ def as_if(text: str, rank: int, lead: int) -> list[str]:
     return forms
 
 
-def without_rank(text: str, rank: int) -> str:
-    """A key with every number that could be this rank taken out: for comparing ranks of which none leads."""
+def without_rank(text: str, rank: int, world: int | None = None) -> str:
+    """A key with every number that is this rank's taken out: for comparing ranks of which none leads."""
     if len(text) > LONGEST:
         return text
     parts, at, size = [], 0, len(str(rank))
-    for start in own_numbers(text, rank):
+    for start in own_numbers(text, rank, world):
         parts += [text[at:start], "\x01"]
         at = start + size
     return "".join(parts) + text[at:]

@@ -105,6 +105,7 @@ class Folder:
         self.folded: dict[int, Folded] = {}
         self._known = everyone is not None
         self._others = {rank: _Other() for rank in everyone or () if rank != lead}
+        self._world = len(self._others) + 1 if self._known else None  # for `[3/8]`
         # the lead's lines, from number _first on
         self._first = 0
         self._texts: collections.deque[tuple[str, str, int]] = collections.deque()  # text, key, its letters
@@ -173,7 +174,7 @@ class Folder:
 
     def _forms(self, line: _Line, rank: int) -> list[str]:
         if line.forms is None:
-            line.forms = alike.as_if(line.key, rank, self.lead)
+            line.forms = alike.as_if(line.key, rank, self.lead, self._world)
         return line.forms
 
     def _same(self, line: _Line, rank: int, place: int) -> bool:
@@ -300,7 +301,7 @@ class Folder:
         if other.at < limit and shape == _shape(self._texts[other.at - self._first][1]):
             other.at += 1
         place = max(other.at, other.last.place if other.last is not None and not other.last.out else 0)
-        names: tuple[str, ...] = (line.key, "\1" + alike.without_rank(line.key, rank))
+        names: tuple[str, ...] = (line.key, "\1" + alike.without_rank(line.key, rank, self._world))
         if line.what is None:
             names = (*names, "\2" + line.text)
         group = self._differing.get(place)

@@ -150,7 +150,7 @@ def test_rich_is_shown_as_in_a_notebook(nb: Notebook) -> None:
     moving = update(cell)[1:-1]
     assert len({name for _, _, name in moving}) == 1 and moving[0][0] == "display_data"
     assert "100%" in moving[-1][1] and len(moving) > 2
-    assert cell.stdout == "[1] the same 1 line but for the rank (--output tabs shows each)\n" and cell.stderr == ""
+    assert cell.stdout == "[1] \x1b[31mhello\x1b[0m \x1b[1;36m1\x1b[0m\n" and cell.stderr == ""
 
 
 # ------------------------------------------------------------------ tabs

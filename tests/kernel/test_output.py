@@ -73,6 +73,13 @@ def test_other_ranks_lines_show_where_they_differ(nb: Notebook) -> None:
     assert cell.stderr == "problem a\n[1] problem b\n"
 
 
+def test_data_that_happens_to_be_the_rank_is_shown(nb: Notebook) -> None:
+    cell = nb.ranks("print('errors:', rank)\nprint(f'rank {rank}: {rank} bad')\nprint([rank])\nprint(f'step {rank}')")
+    assert (
+        cell.stdout == "errors: 0\nrank 0: 0 bad\n[0]\nstep 0\n[1] errors: 1\n[1] rank 1: 1 bad\n[1] [1]\n[1] step 1\n"
+    )
+
+
 def test_lines_that_several_ranks_share_fold(nb: Notebook) -> None:
     code = "print(f'rank {rank} of {world_size} on {device}')\nif rank:\n    print('mine')"
     cell = nb.ranks(code, "-n 4")

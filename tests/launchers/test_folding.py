@@ -24,9 +24,22 @@ SAME_BUT_FOR_THE_RANK = [
         "[rank3]:[W1130 12:25:34.9 reducer.cpp:1400] find_unused",
     ),
     ("step 3 on rank 0", "step 3 on rank 3"),
-    ("device='cuda', index=0)", "device='cuda', index=3)"),
+    ("device(type='cuda', index=0)", "device(type='cuda', index=3)"),
     ("0: done", "3: done"),
-    ("a 0 b 0 c 0 d 0 e 0", "a 3 b 3 c 3 d 3 e 3"),
+    ("0 | done", "3 | done"),
+    ("[0] done", "[3] done"),
+    ("  [0]: done", "  [3]: done"),
+    ("step 7 (0/8)", "step 7 (3/8)"),
+    ("rank 0/8", "rank 3/8"),
+    ("LOCAL_RANK=0, global rank: 0", "LOCAL_RANK=3, global rank: 3"),
+    ("{'rank': 0, 'loss': 0.5}", "{'rank': 3, 'loss': 0.5}"),
+    ("GPU #0 and device_id=0", "GPU #3 and device_id=3"),
+    ("worker-0 of 8", "worker-3 of 8"),
+    ("Process: 0", "Process: 3"),
+    ("hello 0", "hello 3"),
+    ("Hello, world! I am 0 of 8", "Hello, world! I am 3 of 8"),
+    ("step 5 on 0", "step 5 on 3"),
+    ("rank 0 sends to rank 0", "rank 3 sends to rank 0"),
 ]
 SAME_BUT_FOR_TIME = [
     ("took 0.31 s", "took 12.9 s"),
@@ -59,11 +72,46 @@ DIFFERENT = [
     ("x[10:20]", "x[10:30]"),
     ("ratio 3:40", "ratio 3:41"),
     ("hello", "hello world"),
+    # what happens to be the rank's number, and is data
+    ("errors: 0", "errors: 3"),
+    ("errors=0", "errors=3"),
+    ("found 0 errors", "found 3 errors"),
+    ("step 0", "step 3"),
+    ("loss 0", "loss 3"),
+    ("0", "3"),
+    ("[0]", "[3]"),
+    ("[0, 3]", "[3, 3]"),
+    ("[0] [3]", "[3] [3]"),
+    ("x[0]", "x[3]"),
+    ("items [0] ready", "items [3] ready"),
+    ("0: 0.5", "3: 0.5"),
+    ("[0/100] done", "[3/100] done"),
+    ("0/8", "3/8"),
+    ("tensor([0], device='cuda:0')", "tensor([3], device='cuda:3')"),
+    ("gpus: 0", "gpus: 3"),
+    ("num_workers=0", "num_workers=3"),
+    ("n_gpu=0", "n_gpu=3"),
+    ("num gpu 0", "num gpu 3"),
+    ("gpu: 0 GB", "gpu: 3 GB"),
+    ("gpu memory 0", "gpu memory 3"),
+    ("rank: 0.5", "rank: 3.5"),
+    ("device: -0", "device: -3"),
+    ("matrix rank 0", "matrix rank 3"),
+    ("matrix_rank=0", "matrix_rank=3"),
+    ("lora_rank: 0", "lora_rank: 3"),
+    ("ranking 0", "ranking 3"),
+    ("working on 0", "working on 3"),
+    ("resumed from 0", "resumed from 3"),
+    ("counting from 0 to 9", "counting from 3 to 9"),
+    ("divided by 0", "divided by 3"),
+    ("<td>0</td>", "<td>3</td>"),
+    ("rank 0: errors 0", "rank 3: errors 3"),
+    ("a 0 b 0", "a 3 b 3"),
 ]
 
 
 def same(mine: str, theirs: str, rank: int = 3) -> bool:
-    return alike.key(mine) in (alike.key(theirs), *alike.as_if(alike.key(theirs), rank, 0))
+    return alike.key(mine) in (alike.key(theirs), *alike.as_if(alike.key(theirs), rank, 0, 8))
 
 
 @pytest.mark.parametrize(("mine", "theirs"), SAME_BUT_FOR_THE_RANK + SAME_BUT_FOR_TIME)
@@ -85,8 +133,34 @@ def test_another_ranks_number_is_a_difference() -> None:
 @given(st.text(alphabet="0123456789.,:/-s mit%pdx[]", max_size=80), st.integers(0, 12))
 def test_any_line_is_itself(text: str, rank: int) -> None:
     assert same(text, text, rank)
-    for form in alike.as_if(text, rank, rank):
+    for form in alike.as_if(text, rank, rank, 8):
         assert form == text
+
+
+WHO = ("rank {}", "[rank{}]", "cuda:{}", "worker {}", "local_rank={}", "device {}:", "({}/8)", "process #{}")
+LABEL = st.text("abegiloqtxz_", min_size=2, max_size=8)  # of which no word for a rank can be made
+SLOT = st.one_of(
+    st.sampled_from(WHO).map(lambda who: (who, False)),
+    st.tuples(LABEL, st.sampled_from((" {}", ": {}", "={}", " [{}]", " ({})", " #{}", "[{}]"))).map(
+        lambda data: ("".join(data), True)
+    ),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(st.tuples(SLOT, st.integers(0, 9)), min_size=1, max_size=6), st.integers(1, 7), st.data())
+def test_a_line_that_differs_in_its_data_is_shown(
+    slots: list[tuple[tuple[str, bool], int]], rank: int, data: st.DataObject
+) -> None:
+    """Its numbers are the rank's own, and the data in it likes to be the rank's number as well."""
+    mine = [value if is_data else 0 for (_, is_data), value in slots]
+    theirs = [value if is_data else rank for (_, is_data), value in slots]
+    at = data.draw(st.integers(0, len(slots) - 1))
+    differs = slots[at][0][1]
+    if differs:
+        mine[at], theirs[at] = data.draw(st.sampled_from([(0, rank), (mine[at], mine[at] + 1), (1, 0)]))
+    write = lambda numbers: ", ".join(form.format(n) for ((form, _), _), n in zip(slots, numbers, strict=True))  # noqa: E731
+    assert same("now, " + write(mine), "now, " + write(theirs), rank) != differs
 
 
 def test_a_long_line_is_compared_whole() -> None:
@@ -96,7 +170,7 @@ def test_a_long_line_is_compared_whole() -> None:
 
 # ------------------------------------------------------------------ the laws
 
-WORDS = ("a", "b {r}", "loss 0.{v}", "step {v}", "took {v}.5 s", "{r} of {v}", "")
+WORDS = ("a", "rank {r}", "loss 0.{v}", "step {v}", "took {v}.5 s", "cuda:{r} of {v}", "n {r}", "")
 STEP = st.tuples(
     st.integers(0, 3), st.sampled_from(WORDS), st.integers(0, 3), st.sampled_from((0.0, 0.0, 0.02, 0.4, 2))
 )
@@ -105,7 +179,7 @@ STEP = st.tuples(
 def forms(text: str, rank: int) -> set[str]:
     """Everything that this line of this rank may stand for (the test's own idea of it)."""
     text = re.sub(r"\d+\.5 s", "TIME", text.rstrip())
-    found = [match for match in re.finditer(r"(?<![.\d])\d(?![.\d])", text) if match[0] == str(rank)]
+    found = [match for match in re.finditer(r"(?<=rank |cuda:)\d", text) if match[0] == str(rank)]
     all_forms = set()
     for taken in itertools.product((False, True), repeat=len(found)):
         out, at = "", 0
@@ -235,7 +309,7 @@ def test_lines_of_several_ranks_are_one_with_their_ranks() -> None:
 
 
 def test_what_was_folded_is_counted() -> None:
-    _, folder = fold(["a 0", "took 1 s", "b"], ["a 1", "took 2 s", "b"])
+    _, folder = fold(["rank 0", "took 1 s", "b"], ["rank 1", "took 2 s", "b"])
     assert (folder.folded[1].lines, folder.folded[1].why) == (2, {"the rank", "times"})
 
 

@@ -191,14 +191,14 @@ def talk() -> None:
     import torch.distributed as dist
 
     print("hello", dist.get_rank())
-    print("problem", dist.get_rank(), file=sys.stderr)
+    print("problem on rank", dist.get_rank(), file=sys.stderr)
 
 
 @pytest.mark.parametrize(
     ("mode", "out", "err"),
     [
-        ("merged", ["[1] the same 2 lines but for the rank", "hello 0"], ["problem 0"]),
-        ("rank0", ["hello 0"], ["problem 0"]),
+        ("merged", ["[1] the same 2 lines but for the rank", "hello 0"], ["problem on rank 0"]),
+        ("rank0", ["hello 0"], ["problem on rank 0"]),
         ("none", [], []),
     ],
 )
@@ -314,7 +314,7 @@ def test_a_script(tmp_path: Path) -> None:
             import torch.distributed as dist
             calls.append(x)
             items.append("there")
-            print("on", dist.get_rank())
+            print("on rank", dist.get_rank())
             return Told(dist.get_rank(), f"{helper(x)}")
 
         items = []
@@ -326,7 +326,7 @@ def test_a_script(tmp_path: Path) -> None:
         """,
     )
     lines = done.stdout.splitlines()
-    assert sorted(lines[:2]) == ["[1] the same 1 line but for the rank", "on 0"]
+    assert sorted(lines[:2]) == ["[1] the same 1 line but for the rank", "on rank 0"]
     assert lines[2] == "[True, True] Told(rank=1, text='6') ['there'] [2]"
     assert lines[3] == "8 ['there', 'there'] [2, 2]"
     assert lines[4] == "[0: 20, 1: 20]"
