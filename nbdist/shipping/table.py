@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from nbdist.shipping.classify import Classifier
@@ -95,7 +97,8 @@ class Table:
         return value
 
     def _adopt_parts(self, module: Any) -> list[Any]:
-        """Give tokens to parts of a known module that are no longer empty; return known parts that are empty now.
+        """Give tokens to parts of a known module that are no longer empty, or that another module holds as well, as
+        after `copy.copy(module)`; return known parts that are empty now.
 
         The other side has such a part as well, empty, and finds it by its attribute.
         """
@@ -109,7 +112,7 @@ class Table:
             if id(part) in self.tokens:
                 if not part:
                     emptied.append(part)
-            elif part:
+            elif part or sys.getrefcount(part) > _references_alone():
                 token = (PART, base, name)
                 old = self.snapshots.get(token)
                 kind = self.kinds.of(part)
@@ -138,3 +141,11 @@ class Table:
             return ("", (), ())
         scalars, references = kind.snap(value, found if found is not None else digest)
         return (kind.letter, scalars, references)
+
+
+@cache
+def _references_alone() -> int:
+    """What sys.getrefcount says in `_adopt_parts` of a part that only its module holds."""
+    own: dict[str, Any] = {"part": {}}
+    part = own.get("part")
+    return sys.getrefcount(part)

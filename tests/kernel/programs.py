@@ -87,9 +87,9 @@ class Reg(dict):
 """,
     "State": """
 class State:
-    def __init__(self, v): self.v, self.cache = v, "local"
-    def __getstate__(self): return {"v": self.v}
-    def __setstate__(self, state): self.v, self.cache = state["v"], "local"
+    def __init__(self, v): self.cache, self.v = "local", v
+    def __getstate__(self): return {name: value for name, value in vars(self).items() if name != "cache"}
+    def __setstate__(self, state): self.__dict__.clear(); self.cache = "local"; self.__dict__.update(state)
 """,
     "Color": "class Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n",
     "bump": """

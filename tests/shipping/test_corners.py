@@ -149,3 +149,22 @@ def test_an_array_over_a_tensors_memory_outlives_what_the_tensor_had(nb: Noteboo
     nb.here("other = [torch.full((9,), 7.0) for _ in range(50)]")
     assert nb.value("array.tolist()") == [2.0] * 9
     assert nb.on(0, "array.tolist()") == [2.0] * 9
+
+
+def test_a_shallow_copy_of_a_module_shares_its_empty_parts(nb: Notebook) -> None:
+    """`copy.copy(model)` holds the very dicts of the model; a hook put into one is in both."""
+    nb.here("import copy, torch\nmodel = torch.nn.Sequential(torch.nn.Linear(2, 2))\ndef hook(*_): calls.append(1)")
+    nb.here("calls, hooks, plain = [], model._forward_hooks, model._parameters")
+    nb.cell("shallow = copy.copy(model)")
+    assert nb["shallow"]._forward_hooks is nb["model"]._forward_hooks is nb["hooks"]
+    assert nb["shallow"]._parameters is nb["model"]._parameters is nb["plain"]
+    nb.cell("handle = shallow.register_forward_hook(hook); model.extra = torch.nn.Parameter(torch.ones(1))")
+    assert list(nb["model"]._forward_hooks.values()) == [nb["hook"]]
+    assert nb["shallow"].extra is nb["model"].extra
+    nb.here("model(torch.ones(1, 2)); shallow(torch.ones(1, 2))\nhandle.remove()")
+    nb.cell("model(torch.ones(1, 2)); shallow(torch.ones(1, 2))\nleft = len(shallow._forward_hooks)")
+    assert (nb["calls"], nb["left"]) == ([1, 1], 0)
+    nb.here("later = copy.copy(model[0])")
+    nb.cell("later.register_forward_hook(hook); model(torch.ones(1, 2))")
+    assert nb.value("model[0]._forward_hooks is later._forward_hooks and len(later._forward_hooks)") == 1
+    assert nb["calls"] == [1, 1, 1]
