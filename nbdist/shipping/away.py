@@ -393,6 +393,7 @@ class Away:
             "handles": giving.handles,
             "described": described,
             "deleted": [name for name in deleted if only is None or name in only],
+            "kept": [] if only is None else [name for name in assigned if name not in only],
             "notes": giving.notes,
             "signs": walked.signatures(),
             "hooks": hook_counter(),

@@ -247,8 +247,9 @@ class Home:
         self._bind(values, envelope, received.failed, arrival, lead)
         table.remember([*before, *new], received.digests)
         table.refresh([*before, *new], received.digests)
+        kept = self._keep_apart(envelope["kept"])
         self._ranks.came_back(
-            envelope, lead, new, before, list(values), {r: pickle.loads(b) for r, b in reports.items() if b}
+            envelope, lead, new, before, [*values, *kept], {r: pickle.loads(b) for r, b in reports.items() if b}
         )
         self._settle["confirm"] = envelope["cell"]
         self._settle["reject"] = self._ranks.rejected(envelope, lead)
@@ -320,6 +321,14 @@ class Home:
                 arrival.deleted.append(name)
             if self._bound.pop(name, MISSING) is not MISSING:
                 self._settle["unbind"].append(name)
+
+    def _keep_apart(self, names: list[str]) -> list[str]:
+        """Names that the ranks have bound anew, and that were not to come back: they keep what they made, until the
+        notebook rebinds the name. Returns those whose value here goes to a rank that did not run the cell.
+        """
+        held = {name: self.namespace[name] for name in names if name in self.namespace}
+        self._bound.update(held)
+        return [name for name, value in held.items() if not isinstance(value, RankedValue)]
 
     def _handle(self, name: str, facts: dict[str, Any], lead: int) -> RankedValue:
         where = f"ranks 0-{self.world_size - 1}" if self.world_size > 1 else "rank 0"

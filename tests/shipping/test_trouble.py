@@ -212,6 +212,38 @@ def test_forget(nb: Notebook) -> None:
         nb.cell("g")
 
 
+def test_the_ranks_keep_what_was_not_to_come_back(nb: Notebook) -> None:
+    """`--no-return`: until the notebook rebinds the name, also where they had never seen the notebook's value."""
+    nb.here("known, other = [1], [1]")
+    nb.cell("known")
+    nb.cell("known, other = [2], [2]", only=frozenset())
+    nb.cell("seen = known + other")
+    assert (nb["known"], nb["other"], nb["seen"]) == ([1], [1], [2, 2])
+    nb.here("other = [3]")
+    nb.cell("seen = known + other")
+    assert nb["seen"] == [2, 3]
+    nb.here("alone = [1]")
+    nb.cell("alone = [2]", ranks=[0], only=frozenset())
+    nb.cell("alone.append(5)", only=frozenset())
+    assert (nb.on(0, "alone"), nb.on(1, "alone"), nb["alone"]) == ([2, 5], [1, 5], [1])
+
+
+def test_what_was_made_anew_without_coming_back_stands_for_a_dead_handle(nb: Notebook) -> None:
+    """`--no-return` leaves the old handle in the notebook; the ranks read what they have now."""
+    nb.cell("g, h = (i for i in ()), 0")
+    nb.home.forget()
+    for remote in nb.remotes:
+        remote.ask("reset", 2)
+    nb.cell("g = (i for i in (4, 5))", only=frozenset())
+    nb.cell("first = next(g)")
+    nb.cell("second = next(g)")
+    assert (nb["first"], nb["second"]) == (4, 5)
+    assert "replaced" in repr(nb["g"])
+    nb.here("g = [6]")
+    nb.cell("g.append(7)")
+    assert nb["g"] == [6, 7]
+
+
 def test_handle_of_another_pool(nb: Notebook) -> None:
     other = Home({}, 1)
     nb.ns["h"] = other._handle("h", {"type": "T", "key": "h@1", "reason": "r", "label": "h"}, 0)
