@@ -138,3 +138,27 @@ if handle is not None:
     shown = notebook.shown(index)
     shown.get_by_text("loss 0.5").wait_for()
     assert shown.get_by_text("loss 2.0").count() == 0
+
+
+def test_tab_completes_the_magics_options(notebook: Any) -> None:
+    """TAB with the cursor in a cell, as a hand would press it; Enter takes the suggestion."""
+    index = notebook.add("%%distributed --ou")
+    notebook.cell(index).locator(".cm-content").click()
+    page = notebook.page
+    offered = page.locator(".jp-Completer-item code")
+    page.keyboard.press("End")
+    page.keyboard.press("Tab")
+    offered.get_by_text("--output").wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "index => window.jupyterapp.shell.currentWidget.content.widgets[index].model.sharedModel"
+        ".source.includes('--output')",
+        arg=index,
+    )
+    page.keyboard.type(" ")
+    page.keyboard.press("Tab")
+    offered.get_by_text("merged").wait_for()
+    notebook.shot("completion")
+    assert {"merged", "all", "tabs", "rank0", "none"} <= {text.strip() for text in offered.all_inner_texts()}
+    page.keyboard.press("Escape")  # the list
+    page.keyboard.press("Escape")  # out of the cell
