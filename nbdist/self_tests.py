@@ -111,6 +111,44 @@ def module_parts() -> None:
     assert set(MODULE_PARTS) <= set(vars(torch.nn.Module()))
 
 
+def module_class_of_its_own() -> None:
+    import torch
+    from torch.nn.utils import parametrize
+
+    from nbdist.shipping.kinds_object import parametrized
+
+    module = torch.nn.Linear(1, 1)
+    parametrize.register_parametrization(module, "weight", torch.nn.Identity())
+    assert parametrized(type(module)) and not parametrized(torch.nn.Linear)
+
+
+def handles_of_hooks() -> None:
+    import torch
+    from torch.utils.hooks import RemovableHandle
+
+    from nbdist.shipping.kinds_special import refers_weakly
+
+    module = torch.nn.Linear(1, 1)
+    handle = module.register_forward_hook(print, with_kwargs=True)
+    state: Any = handle.__getstate__()  # type: ignore[no-untyped-call]
+    assert refers_weakly(RemovableHandle)
+    assert state[0] is module._forward_hooks and state[1] == handle.id < RemovableHandle.next_id
+    assert state[2][0] is module._forward_hooks_with_kwargs
+    again = object.__new__(RemovableHandle)
+    again.__setstate__(state)
+    again.remove()
+    assert not module._forward_hooks and not module._forward_hooks_with_kwargs
+
+
+def mapping_of_an_array() -> None:
+    import tempfile
+
+    import numpy
+
+    with tempfile.TemporaryFile() as file:
+        assert "_mmap" in vars(numpy.memmap(file, dtype="u1", mode="w+", shape=(1,)))
+
+
 def loader_attributes() -> None:
     from torch.utils.data import DataLoader, IterableDataset
 

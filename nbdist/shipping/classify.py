@@ -67,6 +67,7 @@ from nbdist.shipping.kinds_special import (
     WeakKind,
     made_by_hand,
     pickles_as_exception,
+    refers_weakly,
 )
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
@@ -227,7 +228,7 @@ class Classifier:
         if cls.__module__.partition(".")[0] == "pandas":
             return _FRAME
         torch = torch_if_loaded()
-        if torch is not None and cls is torch.utils.hooks.RemovableHandle:
+        if refers_weakly(cls):
             return _HOOK
         if torch is not None and issubclass(cls, torch.nn.Module) and _module_state(cls, torch):
             return ModuleKind(strip)

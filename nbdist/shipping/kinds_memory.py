@@ -257,8 +257,8 @@ def _shape(tensor: Any) -> tuple[Any, ...]:
 
 def uninitialized(tensor: Any) -> bool:
     """Is this a parameter or buffer of a lazy module, which has no shape yet?"""
-    lazy = getattr(sys.modules["torch"].nn.parameter, "UninitializedTensorMixin", None)
-    return lazy is not None and isinstance(tensor, lazy)
+    parameter = sys.modules["torch"].nn.parameter
+    return issubclass(type(tensor), parameter.UninitializedParameter | parameter.UninitializedBuffer)
 
 
 def stride_of(tensor: Any) -> Any:

@@ -309,9 +309,9 @@ class FrameKind(OpaqueKind):
         return ()
 
     def apply(self, value: Any, change: Any) -> None:
-        # Categorical, DatetimeArray: nothing of their state is in `__dict__`
-        if hasattr(value, "_ndarray") and type(change) is type(value) and hasattr(value, "__setstate__"):
-            value.__setstate__(change.__reduce__()[2])
+        reduced = change.__reduce_ex__(5) if type(change) is type(value) and hasattr(value, "__setstate__") else ()
+        if len(reduced) > 2 and isinstance(reduced[2], tuple):  # Categorical: nothing of it is in `__dict__`
+            value.__setstate__(reduced[2])
         else:
             super().apply(value, change)
 

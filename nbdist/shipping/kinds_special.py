@@ -88,6 +88,12 @@ class RemovableHandleKind(GetStateKind):
         return _new, (type(value),), self.state(value)
 
 
+def refers_weakly(cls: type) -> bool:
+    """Is this torch's class of the handles of hooks, with a state that leads to the dicts of hooks?"""
+    hooks = sys.modules.get("torch.utils.hooks")
+    return hooks is not None and cls is hooks.RemovableHandle and "__getstate__" in cls.__dict__
+
+
 def _new(cls: type) -> Any:
     return object.__new__(cls)
 

@@ -171,7 +171,8 @@ class Graph:
         return f"{facts} {self._mapping(value.__dict__)} {_content(flat.numpy())}"
 
     def _array(self, value: np.ndarray) -> str:
-        facts = f"{value.dtype} {value.shape} {value.strides} {value.flags.writeable}"
+        strides = value.strides if value.size else "any"  # numpy gives empty arrays what it likes
+        facts = f"{value.dtype} {value.shape} {strides} {value.flags.writeable}"
         if value.dtype.hasobject:
             facts = f"{value.dtype} {value.shape} {value.flags.writeable}"
             return f"{facts} [{', '.join(self.draw(item) for item in value.ravel().tolist())}]"

@@ -244,3 +244,38 @@ def test_without_cloudpickles_makers_of_classes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(alone, "_MAKE", {})
     again = alone.loads(data)
     assert (str(again), again.here()) == ("text", 1) and Told.here is not mine
+
+
+def test_without_the_class_of_parametrized_modules(fresh: Notebook) -> None:
+    gone = (
+        "from nbdist.shipping import classify, kinds_object\n"
+        "classify.parametrized = kinds_object.parametrized = lambda cls: False\n"
+    )
+    make = "from torch.nn.utils import parametrize\nbent = torch.nn.Linear(1, 1)\nkept = [1]\n"
+    bend = "parametrize.register_parametrization(bent, 'weight', torch.nn.Identity())\n"
+    taken_away(fresh, gone)
+    fresh.ok("import torch\n" + gone + make + bend)
+    cell = fresh.run("%%distributed -n 2\nbent.weight")
+    assert cell.error is not None and cell.error[0] == "CannotShip" and "'bent' (ParametrizedLinear)" in cell.error[1]
+    fresh.ranks(make + bend + "kept.append(2)")
+    assert fresh.value("(type(bent).__name__, kept)") == ("RankedValue", [1, 2])
+    fresh.ranks("inside = bent.parametrizations.weight.original.numel()")
+    assert fresh.value("inside") == 1
+
+
+def test_without_the_state_of_handles_of_hooks(fresh: Notebook) -> None:
+    gone = (
+        "from torch.utils.hooks import RemovableHandle\n"
+        "del RemovableHandle.__getstate__, RemovableHandle.__setstate__\n"
+        "from nbdist.shipping import hooks\n"
+        "hooks.hook_counter, hooks.raise_hook_counter = lambda: 0, lambda to: None\n"
+    )
+    taken_away(fresh, gone)
+    fresh.ok("import torch\n" + gone + "model, kept = torch.nn.Linear(1, 1), [1]")
+    fresh.ranks("handle = model.register_forward_pre_hook(print)\nkept.append(2)")
+    assert fresh.value("(type(handle).__name__, kept, len(model._forward_pre_hooks))") == ("RankedValue", [1, 2], 1)
+    fresh.ranks("handle.remove(); model")  # nothing leads from the handle to the model
+    assert fresh.value("len(model._forward_pre_hooks)") == 0
+    fresh.ok("mine = model.register_forward_pre_hook(print)")
+    cell = fresh.run("%%distributed -n 2\nmine.remove()")
+    assert cell.error is not None and cell.error[0] == "CannotShip" and "'mine'" in cell.error[1], cell.text

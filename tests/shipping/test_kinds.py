@@ -59,8 +59,12 @@ CASES: dict[str, tuple[Step, ...]] = {
     ),
     "an index and a categorical": (
         here("import pandas as pd; i=pd.Index([1,2]); ca=pd.Categorical(['a','b','a']); same=[i,ca]; "
-             "mi=pd.MultiIndex.from_product([[1],[2,3]]); days=pd.date_range('2020',periods=3); na=pd.NA"),
-        ranks("ca[0]='b'; i.name='nm'; mi.names=['u','v']; days.name='d'; seen=(mi.tolist(), len(days), na is pd.NA)"),
+             "mi=pd.MultiIndex.from_product([[1],[2,3]]); days=pd.date_range('2020',periods=3); na=pd.NA\n"
+             "months=pd.period_range('2020',periods=2,freq='M').array.copy(); "
+             "spans=pd.arrays.IntervalArray.from_breaks([1,2,3]).copy(); also=[months,spans]"),
+        ranks("months[0]=months[1]; spans[0]=spans[1]; ca[0]='b'; i.name='nm'; mi.names=['u','v']; days.name='d'; "
+              "seen=(mi.tolist(), len(days), na is pd.NA)"),
+        true("also[0] is months and also[1] is spans and months[0]==months[1] and spans[0]==spans[1]"),
         true("same[0] is i and same[1] is ca and list(ca)==['b','b','a'] and i.name=='nm'"),
         true("list(mi.names)==['u','v'] and days.name=='d' and seen==([(1,2),(1,3)],3,True)"),
         here("ca[2]='b'; i.name='o'"),
