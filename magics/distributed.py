@@ -20,7 +20,7 @@ from nbdist.magics import commands
 from nbdist.magics.capture import CellSource, capture, count
 from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
 from nbdist.magics.options import OptionError, Options, parse
-from nbdist.magics.output import LateOutput, NotebookScreen
+from nbdist.magics.output import NotebookScreen
 from nbdist.magics.rank_names import INJECTED
 from nbdist.magics.screens import screens
 from nbdist.magics.session import Session
@@ -114,9 +114,7 @@ class Distributed:
         here, late = screens(self.shell, options.output, ranks or range(pool.size))
         settle(pool, here)
         session.last = pool
-        if isinstance(pool.late, LateOutput):
-            pool.late.close()
-        pool.late = late
+        pool.late.follow(late)
         defined = {name for name in INJECTED if name in namespace and namespace[name] is not session.ranks}
         own = {name for name in _THE_SHELLS_OWN if name in namespace and namespace[name] is self._shells(name)}
         leave = (INJECTED - defined) | own

@@ -113,6 +113,11 @@ class Tab:
             self.dropped_displays += 1
             self._bytes -= part.size
 
+    @property
+    def held(self) -> int:
+        """Letters of text and bytes of displays that are kept."""
+        return self._letters + self._bytes
+
     def last(self, count: int) -> list[str]:
         """So many last lines, displays in words."""
         lines: list[str] = []
@@ -208,6 +213,11 @@ class TabsScreen:
             page = "".join(f"<div><b>rank {rank}</b>{tab}</div>" for rank, tab in tabs.items())
             words = "\n".join(f"rank {rank}: {''.join(tab.last(1))}" for rank, tab in sorted(self._tabs.items()))
             self._put(page, words)
+
+    @property
+    def held(self) -> int:
+        """Letters and bytes that are kept."""
+        return sum(tab.held for tab in list(self._tabs.values()))
 
     def finish(self) -> None:
         """The cell is over: everything that was kept."""

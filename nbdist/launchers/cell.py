@@ -221,6 +221,8 @@ class CellRun:
             return result
         finally:
             pool.reader.listening, pool.busy = False, False
+            pool.reader.running = 0
+            self._pass_on()
             pool.cells += 1
             pool.last_used = time.monotonic()
 
@@ -247,6 +249,9 @@ class CellRun:
             "surroundings": pool.changed_surroundings(),
             "mark": pool.mark,
         }
+        assert pool.reader is not None
+        pool.late.begin(self.number)
+        pool.reader.running = self.number
         try:
             for ranks, parcel in shipment.parcels:
                 for rank in ranks:
@@ -256,6 +261,14 @@ class CellRun:
                 parcel.close()
         if shipment.trivial:
             self._commit(shipment)
+
+    def _pass_on(self) -> None:
+        """What came between the last look and the end: nobody would see it before the next cell."""
+        while (event := self.pool.next_event(0)) is not None:
+            if event.what in ("text", "display"):
+                self.pool.deliver_late(event)
+            else:
+                self.handle(event)
 
     def _commit(self, shipment: Shipment) -> None:
         self.pool.home.commit(shipment)

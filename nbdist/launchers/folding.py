@@ -375,6 +375,11 @@ class Folder:
         group.since = min((item.since for item in group.items), default=now)
 
     @property
+    def held(self) -> int:
+        """Letters of the lead that are kept for the others."""
+        return self._letters
+
+    @property
     def waiting(self) -> bool:
         """Whether something is held back that time alone will let go."""
         return bool(self._order or self._held or any(other.waiting for other in self._others.values()))

@@ -21,6 +21,7 @@ from nbdist.launchers.client import Supervisor, SupervisorLost
 from nbdist.launchers.devices import PoolOptions as PoolOptions
 from nbdist.launchers.devices import who_is_there
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
+from nbdist.launchers.late import LateCells
 from nbdist.launchers.reader import Event, Reader
 from nbdist.launchers.shield import shielded
 from nbdist.shipping import Home, RankedValue, handle_facts
@@ -55,7 +56,7 @@ class Pool:
         self.name = f"pool{next(self._numbers)}-{secrets.token_hex(4)}"
         self.size = options.ranks
         self.home = Home(namespace, options.ranks, fetch=self._fetch)
-        self.late: Callable[[Event], None] | None = None
+        self.late = LateCells()
         self.threads, self.why_threads = 0, ""  # of each rank
         self.why = ""  # these ranks, on these devices: the reason of the choice
         self.pids: list[int] = []
@@ -165,7 +166,7 @@ class Pool:
         self._told, self.cells, self.heals, self.unsettled = around, 0, 0, None
         self.alive = set(range(self.size))
         self.reader = Reader(links, pipes, self.mark)
-        self.reader.late = self.deliver_late
+        self.reader.late = self.late
 
     def _wait_for_ready(self) -> None:
         assert self.reader is not None
@@ -221,6 +222,7 @@ class Pool:
                 handle.close()
             for fd in self.black_boxes:
                 os.close(fd)
+        self.late.forget()
         self.pids, self.alive, self.unsettled = [], set(), None
         self.home.forget()
 
@@ -304,10 +306,10 @@ class Pool:
         return now
 
     def deliver_late(self, event: Event) -> None:
+        """What was taken from the reader, and no cell runs that would show it."""
         if self.reader is not None:
             self.reader.taken(event)
-        if self.late is not None:
-            self.late(event)
+        self.late(event)
 
     # ---------------------------------------------------------------- signals
 

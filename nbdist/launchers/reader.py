@@ -1,6 +1,7 @@
 """Everything the ranks of a pool say, read by one thread, always, so that no rank ever waits for the notebook.
 
-Control messages and text come out in one queue while a cell is running; text that comes when none is goes to `late`.
+Control messages and text come out in one queue while a cell is running; text that comes when none is, or that an
+earlier cell's threads wrote, goes to `late`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ MOST_PENDING = 64 << 20
 @dataclass
 class Event:
     """`what`: "control" (message), "text" (stream "stdout" or "stderr", data), "display" (message), "mark",
-    "closed" (a pipe), "dropped".
+    "closed" (a pipe), "dropped". `cell` is the number of the cell that wrote a text or display, 0 where nobody knows.
     """
 
     rank: int
     what: str
     value: Any = None
     stream: str = ""
+    cell: int = 0
 
 
 _WAKE = Event(-1, "wake")
@@ -51,6 +53,7 @@ class Reader:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._urgent: collections.deque[Event] = collections.deque()  # what must not wait behind a flood of text
         self.listening = False  # a cell is running, and its runner takes the events
+        self.running = 0  # the number of that cell; what another one wrote does not go to the runner
         self.late: Callable[[Event], None] | None = None
         # Answers to these queries go here, past the runner of a cell: asked by another thread.
         self.asides: dict[int, queue.SimpleQueue[tuple[int, Any]]] = {}
@@ -103,17 +106,15 @@ class Reader:
             self._taken_bytes += len(event.value)
 
     def _put(self, event: Event) -> None:
+        shows = event.what in ("text", "display")
+        if shows and self.late is not None and (not self.listening or event.cell not in (0, self.running)):
+            self.late(event)
+            return
         if event.what == "text":
-            if not self.listening and self.late is not None:
-                self.late(event)
-                return
             if self._put_bytes - self._taken_bytes > MOST_PENDING:
                 self._dropped += len(event.value)
                 return
             self._put_bytes += len(event.value)
-        elif event.what == "display" and not self.listening and self.late is not None:
-            self.late(event)
-            return
         elif event.what in ("control", "closed"):
             aside = self.asides.get(event.value.fields.get("query")) if event.what == "control" else None
             if aside is not None:
@@ -198,27 +199,25 @@ class Reader:
 
     def _records(self, rank: int, data: bytes) -> bytes:
         at, end = 0, len(data)
-        texts: list[
-            bytes
-        ] = []  # a cell that prints in a loop makes thousands of records in one read: they are one event
-        stream = ""
+        # A cell that prints in a loop makes thousands of records in one read: they are one event.
+        texts: list[bytes] = []
+        now: tuple[bytes, int] = (b"", 0)  # their kind and cell
 
         def flush() -> None:
             if texts:
-                self._put(Event(rank, "text", b"".join(texts), stream))
+                self._put(Event(rank, "text", b"".join(texts), "stdout" if now[0] == OUT else "stderr", now[1]))
                 texts.clear()
 
         while end - at >= RECORD.size:
-            kind, size = RECORD.unpack_from(data, at)
+            kind, size, cell = RECORD.unpack_from(data, at)
             if end - at < RECORD.size + size:
                 break
             body = data[at + RECORD.size : at + RECORD.size + size]
             at += RECORD.size + size
             if kind in (OUT, ERR):
-                name = "stdout" if kind == OUT else "stderr"
-                if name != stream:
+                if (kind, cell) != now:
                     flush()
-                    stream = name
+                    now = (kind, cell)
                 texts.append(body)
                 continue
             flush()
@@ -229,6 +228,6 @@ class Reader:
                 parts.append(body[8:])
                 if kind == DISPLAY:
                     del self._displays[rank, body[:8]]
-                    self._put(Event(rank, "display", pickle.loads(b"".join(parts))))
+                    self._put(Event(rank, "display", pickle.loads(b"".join(parts)), cell=cell))
         flush()
         return data[at:]

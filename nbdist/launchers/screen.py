@@ -200,6 +200,11 @@ class MergedScreen:
             self._write_lines("stdout", told + "\n")
 
     @property
+    def held(self) -> int:
+        """Letters that are kept."""
+        return sum(folder.held for folder in self._folders.values())
+
+    @property
     def waiting(self) -> bool:
         """Whether something is held back that `tick` will let go in time."""
         return any(folder.waiting for folder in self._folders.values())

@@ -62,7 +62,9 @@ def _drain(pool: Pool, screen: Screen) -> None:
     """What came since the last cell: late messages and ends of processes."""
     pool.notice_ends()
     while (event := pool.next_event(0)) is not None:
-        if pool.unsettled is not None:
+        if event.what in ("text", "display"):
+            pool.deliver_late(event)
+        elif pool.unsettled is not None:
             pool.unsettled.handle(event)
 
 

@@ -6,9 +6,9 @@ import select
 import signal
 import struct
 
-# Output records: kind, length of the body. One write of at most PIPE_BUF bytes each, which the kernel keeps in one
-# piece.
-RECORD = struct.Struct("<cH")
+# Output records: kind, length of the body, number of the cell that wrote it (0: none). One write of at most PIPE_BUF
+# bytes each, which the kernel keeps in one piece.
+RECORD = struct.Struct("<cHI")
 PIECE = min(4000, getattr(select, "PIPE_BUF", 512) - 12)  # bytes of a body: with its head below PIPE_BUF
 OUT, ERR, DISPLAY_PART, DISPLAY, MARK = b"o", b"e", b"d", b"D", b"m"
 

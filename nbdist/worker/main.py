@@ -24,7 +24,7 @@ from nbdist import state, system
 from nbdist.config.detect import note_rank
 from nbdist.shipping import Away, NeedsMore
 from nbdist.shipping.link import Link, LinkClosed, Message
-from nbdist.worker import environment, failure, keyboard
+from nbdist.worker import cells, environment, failure, keyboard
 from nbdist.worker.blackbox import BlackBox
 from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
@@ -52,6 +52,7 @@ def main(index: int, specs: list[dict[str, Any]]) -> None:
     os.setsid()  # Jupyter's stop button signals the notebook's group: we relay it on purpose, and only then
     _die_with_the_supervisor(spec)
     link = Link.from_fd(control)
+    cells.install()
     output = Output(stdout, stderr, records)
     os.close(stdout)
     os.close(stderr)
@@ -209,6 +210,7 @@ class Rank:
     def _cell(self, message: Message) -> None:
         try:
             self.cell = message.fields.get("count", 0)
+            cells.begin(message["cell"])
             self._run_cell(message)
         finally:
             self.cell = None

@@ -2,8 +2,8 @@
 
 Three pipes, read by the notebook: file descriptors 1 and 2 carry what native code and subprocesses write; the third
 carries *records*, in which Python's stdout, stderr and displays keep their order. A record is one write of at most
-PIPE_BUF bytes, which
-the kernel keeps in one piece, so threads and forked workers (DataLoader) cannot tear each other's.
+PIPE_BUF bytes, which the kernel keeps in one piece, so threads and forked workers (DataLoader) cannot tear each
+other's. A record says which cell wrote it; what comes by descriptors 1 and 2 cannot, and counts as the running cell's.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import sys
 from typing import Any
 
 from nbdist.shipping.wire import DISPLAY, DISPLAY_PART, ERR, MARK, OUT, PIECE, RECORD
+from nbdist.worker import cells
 from nbdist.worker.keyboard import NoKeyboard
 
 
 def record(fd: int, kind: bytes, body: bytes) -> None:
-    os.write(fd, RECORD.pack(kind, len(body)) + body)
+    os.write(fd, RECORD.pack(kind, len(body), cells.current()) + body)
 
 
 class RecordStream(io.TextIOBase):

@@ -110,7 +110,7 @@ def test_a_mark_in_pieces_is_found(pipes: Pipes) -> None:
     """Reads cut where they like: text around the mark arrives, the mark does not."""
     for data in (b"before" + MARK[:5], MARK[5:] + b"after", b"\0nb", b"dist no mark\n", MARK):
         os.write(pipes.stdout, data)
-    os.write(pipes.records, RECORD.pack(OUT, 5) + b"wh")
+    os.write(pipes.records, RECORD.pack(OUT, 5, 0) + b"wh")
     os.write(pipes.records, b"ole")
     events = pipes.events()
     assert text(events, "stdout").replace(b"whole", b"") == b"beforeafter\0nbdist no mark\n"
