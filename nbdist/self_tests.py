@@ -130,7 +130,7 @@ def handles_of_hooks() -> None:
 
     module = torch.nn.Linear(1, 1)
     handle = module.register_forward_hook(print, with_kwargs=True)
-    state: Any = handle.__getstate__()  # type: ignore[no-untyped-call]
+    state: Any = handle.__getstate__()
     assert refers_weakly(RemovableHandle)
     assert state[0] is module._forward_hooks and state[1] == handle.id < RemovableHandle.next_id
     assert state[2][0] is module._forward_hooks_with_kwargs

@@ -8,9 +8,9 @@ from typing import Any
 
 from nbdist.shipping.chunks import Patch
 from nbdist.shipping.classify import KINDS
-from nbdist.shipping.errors import CannotReceive, NeedsMore, in_words
+from nbdist.shipping.errors import CannotReceive, NeedsMore
 from nbdist.shipping.explain import reason_of
-from nbdist.shipping.giving import Giving, why
+from nbdist.shipping.giving import Giving
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot, Stays, same
 from nbdist.shipping.memory import Parcel
@@ -20,12 +20,10 @@ from nbdist.shipping.message import (
     EXTRA,
     UPDATE,
     Encoder,
-    Frame,
-    FrameFailed,
-    TooLarge,
 )
 from nbdist.shipping.names import RESERVED
 from nbdist.shipping.patching import PATCHED, missing
+from nbdist.shipping.peeking import peek
 from nbdist.shipping.plain import BULK
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, Unpacked, decode
@@ -417,42 +415,7 @@ class Away:
             name: a name, or the key of a handle.
             attributes: to be read one after the other.
         """
-        label = name.split("@")[0]
-        envelope: dict[str, Any] = {"error": None, "rank": self.rank}
-        try:
-            value = self._look(name, label)
-            for attribute in attributes:
-                value = getattr(value, attribute)
-        except Exception as error:
-            envelope["error"] = _sendable(error)
-            return Parcel(pickle.dumps(envelope, 5))
-        facts = {
-            "type": type(value).__name__,
-            "key": name,
-            "label": label,
-            "path": attributes,
-            "size": None,
-            "reason": "",
-        }
-        envelope["described"] = facts
-
-        def known(key: int) -> Token:
-            token = self._table.tokens.get(key)
-            return token if token is not None and isinstance(self._table.objects[token], type) else None
-
-        try:
-            packed = self._encoder.encode([Frame(EXTRA, None, value)], {}, known, lambda key: None, limit)
-        except FrameFailed as failure:
-            envelope["stays"] = {
-                **facts,
-                "reason": why(self._encoder, self._table.tokens.get, label, value, failure.error),
-            }
-        except TooLarge as failure:
-            reason = f"over the limit of {in_words(limit)}"
-            envelope["stays"] = {**facts, "reason": reason, "size": failure.size}
-        else:
-            return Parcel(pickle.dumps({**envelope, **packed.envelope()}, 5), packed.files)
-        return Parcel(pickle.dumps(envelope, 5))
+        return peek(self._encoder, self._table, self._look, self.rank, name, attributes, limit)
 
     def _look(self, key: str, name: str) -> Any:
         value = self._pins.get(key, MISSING)
@@ -467,14 +430,6 @@ def _referred(snapshot: Snapshot) -> list[Any]:
     if snapshot[0] == "S" and snapshot[1]:
         return [*snapshot[1][1].objects, *snapshot[2]]
     return list(snapshot[2])
-
-
-def _sendable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))
-        return error
-    except Exception:
-        return AttributeError(str(error))
 
 
 def _close(file: int) -> None:

@@ -309,11 +309,12 @@ class FrameKind(OpaqueKind):
         return ()
 
     def apply(self, value: Any, change: Any) -> None:
-        reduced = change.__reduce_ex__(5) if type(change) is type(value) and hasattr(value, "__setstate__") else ()
-        if len(reduced) > 2 and isinstance(reduced[2], tuple):  # Categorical: nothing of it is in `__dict__`
-            value.__setstate__(reduced[2])
-        else:
-            super().apply(value, change)
+        if type(change) is type(value) and hasattr(value, "__setstate__"):
+            state = [*change.__reduce_ex__(5), None, None][2]
+            if isinstance(state, tuple):  # Categorical: nothing of it is in `__dict__`
+                value.__setstate__(state)
+                return
+        super().apply(value, change)
 
 
 def slots_only(value: Any) -> bool:

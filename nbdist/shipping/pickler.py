@@ -1,4 +1,4 @@
-"""The pickler for both directions, and the functions that rebuild on the other side what it takes apart.
+"""The pickler for both directions. What it takes apart is made again by `rebuilding`.
 
 Three objects are in its memo from the start, under the same index on both sides: the namespace, the memory of the
 message, and the side itself. So what is rebuilt shares the rank's globals and segments without any global of ours.
@@ -26,7 +26,7 @@ from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.kinds import Stays, Unwrapped
 from nbdist.shipping.kinds_array import SubarrayKind
 from nbdist.shipping.kinds_container import DictKind, ListKind, SetKind, unfilled
-from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, put_gradient, tensor_extent
+from nbdist.shipping.kinds_memory import Content, array_extent, freed, has_plain_memory, tensor_extent
 from nbdist.shipping.kinds_object import ModuleKind, ObjectKind, OptimizerKind, ScalerKind
 from nbdist.shipping.kinds_special import (
     ExceptionKind,
@@ -41,9 +41,23 @@ from nbdist.shipping.kinds_special import (
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.memory import Outgoing
 from nbdist.shipping.modules import find_module, importable, submodules
+from nbdist.shipping.rebuilding import (
+    itself,
+    make_array,
+    make_copy,
+    make_function,
+    make_storage,
+    make_tensor,
+    make_typed_storage,
+    ranks_own,
+    scope_of,
+    set_function,
+    set_read_only,
+    set_tensor,
+)
 from nbdist.shipping.reducers import REDUCERS
 from nbdist.shipping.regions import raw
-from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view, move_into
+from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
 
@@ -88,9 +102,9 @@ class Packer(cloudpickle.Pickler):
         if isinstance(kind, Stays):
             raise StaysOnRank(kind.reason)
         if isinstance(kind, Unwrapped):
-            return _itself, (kind.unwrap(value),)
+            return itself, (kind.unwrap(value),)
         if cls is Content:
-            return self._memory(value.value, type(value.value), fresh=True) or (_itself, (value.value,))
+            return self._memory(value.value, type(value.value), fresh=True) or (itself, (value.value,))
         if cls is Pieces:
             add, address, owner = self.outgoing.add, value.address, value.value
             parts = [(offset, add(address + offset, length, owner)) for offset, length in value.runs]
@@ -137,7 +151,7 @@ class Packer(cloudpickle.Pickler):
             raise StaysOnRank("it stayed on ranks that were replaced")
         if facts.pool is not self.side:
             raise StaysOnRank("it stays on the ranks of another pool")
-        return _ranks_own, (self.side, facts.key, facts.name, facts.path)
+        return ranks_own, (self.side, facts.key, facts.name, facts.path)
 
     def _refer(self, name: Any, what: str) -> None:
         """Something is pickled by the name of its module."""
@@ -245,7 +259,7 @@ class Packer(cloudpickle.Pickler):
             on_cpu = (copy, value.requires_grad and leaf, cls is torch.nn.Parameter)
             return (make_copy, on_cpu, state, *setter) if state is not None else (make_copy, on_cpu)
         if not leaf and exact:
-            return _itself, (value.detach(),)
+            return itself, (value.detach(),)
         return None
 
     def _held(self, value: Any, address: int, length: int) -> tuple[Any, int] | None:
@@ -327,7 +341,7 @@ class ModuleScope:
         self.name = name
 
     def __reduce__(self) -> Any:
-        return _scope_of, (self.name,)
+        return scope_of, (self.name,)
 
 
 def _module_scope(function: types.FunctionType) -> ModuleScope | None:
@@ -336,115 +350,6 @@ def _module_scope(function: types.FunctionType) -> ModuleScope | None:
     if module is None or module.__dict__ is not function.__globals__:
         return None
     return ModuleScope(module.__name__)
-
-
-def _scope_of(name: str) -> dict[str, Any]:
-    from importlib import import_module
-
-    return import_module(name).__dict__
-
-
-# -- rebuilding, on the other side
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _ranks_own(side: Any, key: str, name: str, path: tuple[str, ...]) -> Any:
-    value = side.own(key, name)
-    for attribute in path:
-        value = getattr(value, attribute)
-    return value
-
-
-def make_tensor(
-    memory: Any,
-    ref: int,
-    dtype: Any,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    requires_grad: bool,
-    parameter: bool,
-) -> Any:
-    import torch
-
-    storage, offset = memory.torch(ref)
-    if storage is None:
-        tensor = torch.empty_strided(shape, stride, dtype=dtype)
-    else:
-        tensor = torch.empty(0, dtype=dtype).set_(storage, offset // dtype.itemsize, shape, stride)
-    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
-
-
-def make_copy(tensor: Any, requires_grad: bool, parameter: bool) -> Any:
-    import torch
-
-    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
-
-
-def set_tensor(tensor: Any, state: tuple[Any, dict[str, Any], list[tuple[Any, int]], Any]) -> None:
-    grad, own, inner, side = state
-    if inner:
-        move_into(tensor, inner)
-        side.moved.extend(part for part, _ in inner)
-    put_gradient(tensor, grad)
-    tensor.__dict__.update(own)
-
-
-def make_array(
-    memory: Any, ref: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool
-) -> Any:
-    import numpy
-
-    flat, offset = memory.numpy(ref)
-    if flat is None:
-        array = numpy.empty(shape, dtype)
-    else:
-        low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
-        array = numpy.ndarray(shape, dtype, buffer=flat, offset=offset - low, strides=strides)
-        if memory.alone(ref) and (array.flags.c_contiguous or array.flags.f_contiguous):
-            # Owns its memory, so that it may be resized. With gaps it must lie as it does on the other side: a view of
-            # it that is sent later says where in its memory it looks.
-            array = array.copy(order="K")
-    if not writeable:
-        array.flags.writeable = False
-    return array
-
-
-def set_read_only(array: Any, state: Any) -> None:
-    array.__setstate__(state)
-    array.flags.writeable = False
-
-
-def make_storage(memory: Any, ref: int, size: int) -> Any:
-    import torch
-
-    storage, offset = memory.torch(ref)
-    if storage is None:
-        return torch.UntypedStorage(0)
-    if offset == 0 and storage.nbytes() == size:
-        return storage
-    return torch.empty(0, dtype=torch.uint8).set_(storage, offset, (size,), (1,)).clone().untyped_storage()
-
-
-def make_typed_storage(storage: Any, dtype: Any) -> Any:
-    import torch
-
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def make_function(code: types.CodeType, scope: dict[str, Any], cells: tuple[types.CellType, ...] | None) -> Any:
-    return types.FunctionType(code, scope, None, None, cells)
-
-
-def set_function(function: types.FunctionType, state: Any) -> None:
-    own, attributes, filled = state
-    for name, value in own.items():
-        setattr(function, name, value)
-    function.__dict__.update(attributes)
-    for cell, contents in filled:
-        cell.cell_contents = contents[0]
 
 
 class _DigestPickler(Packer):
