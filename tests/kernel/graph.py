@@ -171,7 +171,8 @@ class Graph:
         return f"{facts} {self._mapping(value.__dict__)} {_content(flat.numpy())}"
 
     def _array(self, value: np.ndarray) -> str:
-        strides = value.strides if value.size else "any"  # numpy gives empty arrays what it likes
+        # Where one element at most lies, numpy gives what it likes.
+        strides = [s for n, s in zip(value.shape, value.strides, strict=True) if n > 1 and value.size]
         facts = f"{value.dtype} {value.shape} {strides} {value.flags.writeable}"
         if value.dtype.hasobject:
             facts = f"{value.dtype} {value.shape} {value.flags.writeable}"
