@@ -177,9 +177,10 @@ def _system_memory() -> int:
         pass
     try:
         import psutil
-    except (ImportError, OSError):
+
+        return int(psutil.virtual_memory().available)
+    except (ImportError, OSError):  # no descriptor left, for one: what cannot be known is no limit
         return sys.maxsize
-    return int(psutil.virtual_memory().available)
 
 
 class OpenFile:

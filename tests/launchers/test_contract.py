@@ -166,11 +166,18 @@ def test_displays_are_shown(nb: Notebook, launcher: Launcher) -> None:
     assert [data["text/html"] for data in cell.data if "text/html" in data] == ["<b>bold</b>"]
 
 
+CALLS = {
+    "launch": "nbdist.launch(len, [])",
+    "notebook_launcher": "nbdist.notebook_launcher(len, ([],))",
+    "debug_launcher": "nbdist.debug_launcher(len, ([],))",
+}
+
+
+@pytest.mark.parametrize(
+    "launcher", [launcher for launcher in LAUNCHERS if launcher.name in CALLS], ids=lambda launcher: launcher.name
+)
 def test_inside_a_rank_it_is_refused(nb: Notebook, launcher: Launcher) -> None:
-    if launcher.name == "cell":
-        pytest.skip("a magic inside a cell is not one")
-    call = {"launch": "nbdist.launch(len, [])", "notebook_launcher": "nbdist.notebook_launcher(len, ([],))"}
-    cell = nb.fails(f"import nbdist\n{call.get(launcher.name, 'nbdist.debug_launcher(len, ([],))')}")
+    cell = nb.fails(f"import nbdist\n{CALLS[launcher.name]}")
     assert cell.error is not None and cell.error[0] == "RuntimeError"
     assert f"{launcher.name} was called on rank" in cell.error[1] and "call the function itself" in cell.error[1]
 

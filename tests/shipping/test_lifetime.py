@@ -131,6 +131,8 @@ def test_a_long_session_stays_flat(nb: Notebook) -> None:
 def test_no_room_for_descriptors_is_said_before_anything_is_sent(nb: Notebook) -> None:
     import resource
 
+    import psutil  # noqa: F401 (loaded, as in a notebook whose `%distributed status` was asked)
+
     nb.here("import torch; t=torch.ones(1<<20); small=[1]")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
