@@ -25,7 +25,7 @@ from nbdist import state
 from nbdist.magics import rank_progress, rank_settings
 from nbdist.magics.autoreload import reload_as_autoreload
 from nbdist.magics.rank_display import RankDisplayHook, RankDisplayPublisher, what_was_shown
-from nbdist.magics.rank_names import INJECTED
+from nbdist.magics.rank_names import INJECTED, RunningRanks
 from nbdist.shipping.versions import RankModules
 from nbdist.worker.output import Output
 
@@ -141,7 +141,7 @@ class CellRunner:
             "rank": self._rank,
             "local_rank": self._rank,
             "world_size": self._size,
-            "ranks": cell["ranks"],
+            "ranks": RunningRanks(cell["ranks"]),
             "device": state.current().device,
         }
         hidden = self.shell.user_ns_hidden
