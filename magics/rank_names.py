@@ -15,9 +15,9 @@ class RunningRanks(tuple[int, ...]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             raise TypeError(
-                f"ranks[{key!r}]: inside a cell on the ranks, `ranks` is the tuple of ranks that run it, {tuple(self)}; "
-                f"here {key} is this rank's own value. Read every rank's with ranks[{key!r}] in an ordinary cell (after "
-                "%distributed off, where that is on)"
+                f"ranks[{key!r}]: inside a cell on the ranks `ranks` is the tuple of those that run it, {tuple(self)}; "
+                f"here {key} is this rank's own value. Read every rank's with ranks[{key!r}] in an ordinary cell "
+                "(after %distributed off, where that is on)"
             )
         return super().__getitem__(key)
 

@@ -338,9 +338,9 @@ def test_values_of_every_rank(nb: Notebook) -> None:
 def test_on_the_ranks_ranks_is_a_tuple_and_says_where_names_are_read(nb: Notebook) -> None:
     nb.ranks("taken = ranks\nshown = (ranks[0], ranks[-1], ranks[:1], *ranks, ranks == (0, 1), repr(ranks))")
     assert nb.value("shown") == (0, 1, (0,), 0, 1, True, "(0, 1)")
-    assert nb.value("type(taken).__name__, taken") == ("tuple", (0, 1))
+    assert nb.value("(type(taken).__name__, taken)") == ("tuple", (0, 1))
     traceback = nb.fails("ranks['shown']").traceback
-    assert "TypeError: ranks['shown']: inside a cell on the ranks, `ranks` is the tuple of ranks" in traceback
+    assert "TypeError: ranks['shown']: inside a cell on the ranks `ranks` is the tuple of those" in traceback
     assert "in an ordinary cell" in traceback and "%distributed off" in traceback
 
 
