@@ -18,6 +18,7 @@ from typing import Any
 from nbdist import system
 from nbdist.config.cores import threads_for
 from nbdist.launchers.client import Supervisor, SupervisorLost
+from nbdist.launchers.descriptors import check_descriptors
 from nbdist.launchers.devices import PoolOptions as PoolOptions
 from nbdist.launchers.devices import who_is_there
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
@@ -72,6 +73,7 @@ class Pool:
         self._queries = itertools.count(1)
         self._turn = threading.Lock()
         self.reader: Reader | None = None
+        self.black_boxes: list[int] = []
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -101,6 +103,7 @@ class Pool:
         Raises:
             StartFailed: one could not; the message names it. No process is left behind.
         """
+        check_descriptors(self.options)
         for last in (False, True):
             self._forget()
             owner = self._owner = self._supervisor()
@@ -123,50 +126,65 @@ class Pool:
         around = surroundings()
         threads, self.why_threads = threads_for(self.size, around["environment"])
         self.threads = threads
-        links, pipes, theirs, specs = [], [], [], []
-        self.black_boxes: list[int] = []
-        for rank in range(self.size):
-            here, there = socket.socketpair()
-            readers, writers = zip(*(os.pipe() for _ in range(3)), strict=True)
-            box = system.memory_file("nbdist-place")
-            links.append(Link(here))
-            pipes.append(readers)
-            self.black_boxes.append(box)
-            theirs += [there.detach(), *writers, box]
-            specs.append(
-                {
-                    "rank": rank,
-                    "world_size": self.size,
-                    "pool": self.name,
-                    "port": port,
-                    "device": self.options.device,
-                    "devices": self.options.devices,
-                    "variable": self.options.variable,
-                    "why": f"rank {rank} of {self.options}",
-                    "threads": threads,
-                    "runner": self.options.runner,
-                    "surroundings": around,
-                    "notebook": os.getpid(),
-                }
-            )
-        try:
-            self.pids = owner.request("start", theirs, pool=self.name, specs=specs)["pids"]
-        except SupervisorLost as error:
-            for link in links:
-                link.close()
-            for fd in itertools.chain(*pipes, self.black_boxes):
-                os.close(fd)
-            raise StartFailed(f"cannot start {self.options}: {error}") from None
-        finally:
-            for fd in theirs:
-                if fd not in self.black_boxes:
-                    os.close(fd)
+        specs: list[dict[str, Any]] = [
+            {
+                "rank": rank,
+                "world_size": self.size,
+                "pool": self.name,
+                "port": port,
+                "device": self.options.device,
+                "devices": self.options.devices,
+                "variable": self.options.variable,
+                "why": f"rank {rank} of {self.options}",
+                "threads": threads,
+                "runner": self.options.runner,
+                "surroundings": around,
+                "notebook": os.getpid(),
+            }
+            for rank in range(self.size)
+        ]
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:  # ours are closed too where it fails
+            try:
+                links, pipes, boxes, files = self._make_files(ours, theirs)
+                self.pids = owner.request("start", files, pool=self.name, specs=specs)["pids"]
+            except (SupervisorLost, OSError) as error:
+                raise StartFailed(f"cannot start {self.options}: {error}") from None
+            ours.pop_all()
+        self.black_boxes = boxes
         self.links = links
         self._handles = [system.Handle(pid) for pid in self.pids]
         self._told, self.cells, self.heals, self.unsettled = around, 0, 0, None
         self.alive = set(range(self.size))
         self.reader = Reader(links, pipes, self.mark)
         self.reader.late = self.late
+
+    def _make_files(
+        self, ours: contextlib.ExitStack, theirs: contextlib.ExitStack
+    ) -> tuple[list[Link], list[tuple[int, int, int]], list[int], list[int]]:
+        """(links, pipes, black boxes) that stay here, and the ranks' ends of all; each is closed by its stack."""
+        links: list[Link] = []
+        pipes: list[tuple[int, int, int]] = []
+        boxes: list[int] = []
+        files: list[int] = []
+        for _ in range(self.size):
+            here, there = socket.socketpair()
+            ours.callback(here.close)
+            theirs.callback(there.close)
+            links.append(Link(here))
+            files.append(there.fileno())
+            readers = []
+            for _ in range(3):
+                reader, writer = os.pipe()
+                ours.callback(os.close, reader)
+                theirs.callback(os.close, writer)
+                readers.append(reader)
+                files.append(writer)
+            pipes.append((readers[0], readers[1], readers[2]))
+            box = system.memory_file("nbdist-place")
+            ours.callback(os.close, box)
+            boxes.append(box)
+            files.append(box)
+        return links, pipes, boxes, files
 
     def _wait_for_ready(self) -> None:
         assert self.reader is not None

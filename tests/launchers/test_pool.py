@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from nbdist.launchers import client
+from nbdist.launchers.descriptors import MOST_RANKS
 from nbdist.launchers.errors import NotOnTheRanks, StartFailed
 from nbdist.launchers.pool import Pool, PoolOptions
 from tests.kernel.notebook import wait_gone
@@ -89,6 +91,33 @@ def test_descriptors_do_not_pile_up() -> None:
         pool.start()
         pool.end()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_too_many_ranks_for_the_limit_of_open_files(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything is made; where the count was wrong, all that was made is closed."""
+    client.supervisor().up()
+    if not checked:
+        monkeypatch.setattr("nbdist.launchers.pool.check_descriptors", lambda options: None)
+    pool = Pool(PoolOptions(30), {}, client.supervisor)
+    before = len(os.listdir("/proc/self/fd"))
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, usual[1]))
+    try:
+        with pytest.raises(StartFailed, match="cannot start 30 ranks on the CPU: ") as caught:
+            pool.start()
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert not pool.started
+    if checked:
+        text = str(caught.value)
+        assert f"its limit is {before + 40}" in text and "Take at most 2 ranks, or" in text and "`ulimit -n " in text
+
+
+def test_no_pool_has_thousands_of_ranks() -> None:
+    with pytest.raises(StartFailed, match=f"6000 ranks on the CPU: {MOST_RANKS} are the most of one pool"):
+        Pool(PoolOptions(6000), {}, client.supervisor).start()
 
 
 def test_what_is_gone_says_so() -> None:
