@@ -15,7 +15,7 @@ from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import held_by, settle, state_on_ranks
 from nbdist.launchers.status import footprint, look, on_gpus
 from nbdist.magics.environment import report
-from nbdist.magics.options import OptionError, parse
+from nbdist.magics.options import OptionError, Options, parse
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.session import Session
 from nbdist.magics.tables import as_html, as_text, rows, size
@@ -44,7 +44,7 @@ def _started(session: Session) -> list[Pool]:
 
 
 def _on(session: Session, rest: str) -> None:
-    options = parse(rest)
+    options = _options("on", rest)
     if options.fresh:
         raise OptionError("%distributed on --fresh: every cell would start new ranks; `%distributed restart` does once")
     session.every.options = rest
@@ -105,17 +105,41 @@ def _about(session: Session, pool: Pool) -> list[str]:
     ]
 
 
+def _named(session: Session, command: str, rest: str) -> list[Pool]:
+    """The pools that the options of `stop` or `restart` name: all that run where there are none.
+
+    Raises:
+        OptionError: another option than those that say which ranks.
+    """
+    pools = _started(session)
+    if not rest:
+        return pools
+    options = _options(command, rest)
+    if options != Options(n=options.n, gpus=options.gpus, cpus=options.cpus) or options == Options():
+        raise OptionError(
+            f"%distributed {command} {rest}: takes -n, --gpus or --cpus, as the cells have them that run on the ranks"
+        )
+    wanted = session.key_for(options)
+    named = [pool for pool in pools if pool.options == wanted]
+    if not named:
+        there = f"; there are {' and '.join(str(pool.options) for pool in pools)}" if pools else ""
+        print(f"there are no {wanted}{there}")
+    return named
+
+
+def _options(command: str, rest: str) -> Options:
+    try:
+        return parse(rest)
+    except OptionError as error:
+        raise OptionError(str(error).replace("%%distributed", f"%distributed {command}", 1)) from None
+
+
 def _stop(session: Session, rest: str) -> None:
     """All pools, or the one that the options name."""
-    pools = _started(session)
-    if rest:
-        wanted = session.key_for(parse(rest))
-        pools = [pool for pool in pools if pool.options == wanted]
-        if not pools:
-            print(f"there are no {wanted}")
-            return
+    pools = _named(session, "stop", rest)
     if not pools:
-        print("no ranks are running")
+        if not rest:
+            print("no ranks are running")
         return
     # The notebook is measured too: what it shared with the ranks is all its own afterwards.
     before, on_device = footprint([os.getpid()]), on_gpus(pools)
@@ -130,8 +154,9 @@ def _stop(session: Session, rest: str) -> None:
 
 
 def _restart(session: Session, rest: str) -> None:
-    pools = _started(session)
-    if not pools:
+    """As `_stop`: all, or one."""
+    pools = _named(session, "restart", rest)
+    if not pools and not rest:
         raise NotOnTheRanks("there are no ranks to restart: a %%distributed cell starts them")
     for pool in pools:
         lost = state_on_ranks(pool)

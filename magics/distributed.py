@@ -47,14 +47,22 @@ class Distributed:
         off      cells run in the notebook again
         status   the pools and why they are what they are; each rank's process, device, state, memory, biggest names
         stop     end all ranks, or one pool's (`stop -n 4`); says how much memory came back
-        restart  end them and start new ones now
+        restart  end them and start new ones now; all, or one pool's (`restart -n 4`)
         pull     bring a name home that stayed on the ranks, whatever its size
         env      versions, machine, GPUs, limits, settings and choices, to paste into a report
         resync   write rank 0's models, optimizers, tensors and numbers over the other ranks'
         """
         try:
             commands.run(self.session, line)
-        except (OptionError, NotOnTheRanks, RanksBusy, StartFailed, SupervisorLost, NameError) as error:
+        except (
+            ValueError,
+            NotEnoughDevices,
+            NotOnTheRanks,
+            RanksBusy,
+            StartFailed,
+            SupervisorLost,
+            NameError,
+        ) as error:
             raise_plain(error)
 
     @output_can_be_silenced

@@ -100,7 +100,8 @@ def _unknown(word: str) -> str:
         )
     close = difflib.get_close_matches(name, [*TAKES, "--no-return"], n=1, cutoff=0.5)
     if close:
-        return f"%%distributed {word}: there is no such option; did you mean {close[0]} ({TAKES[close[0]]})?"
+        takes = "" if close[0] in FLAGS else f" ({TAKES[close[0]]})"
+        return f"%%distributed {word}: there is no such option; did you mean {close[0]}{takes}?"
     known = "; ".join(f"{option}: {takes}" for option, takes in TAKES.items())
     return f"%%distributed {word}: there is no such option. There are: {known}"
 

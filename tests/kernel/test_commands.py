@@ -77,7 +77,9 @@ def test_status_while_a_cell_runs_and_after_one_that_could_not_be_stopped(fresh:
 def test_stop_says_how_much_memory_came_back_and_takes_one_pool(fresh: Notebook) -> None:
     fresh.ranks("import torch\nblock = torch.ones(8 << 20)\nblock = None if rank else block", "-n 2 --no-return")
     fresh.ranks("x = 1", "-n 3")
-    assert fresh.ok("%distributed stop -n 5").stdout == "there are no 5 ranks on the CPU\n"
+    assert fresh.ok("%distributed stop -n 5").stdout == (
+        "there are no 5 ranks on the CPU; there are 2 ranks on the CPU and 3 ranks on the CPU\n"
+    )
     shown = fresh.ok("%distributed stop -n 2").stdout
     assert shown.startswith("ended: 2 ranks on the CPU")
     freed = re.search(r"^memory given back: ([\d.]+) MiB$", shown, re.M)
@@ -85,6 +87,27 @@ def test_stop_says_how_much_memory_came_back_and_takes_one_pool(fresh: Notebook)
     fresh.ranks("x += 1", "-n 3")
     text = fresh.ok("%distributed status").text
     assert "3 ranks on the CPU (used last): 2 cells run" in text and "2 ranks" not in text
+
+
+def test_stop_and_restart_take_the_same_options_and_check_them_first(fresh: Notebook) -> None:
+    fresh.ranks("x = 1", "-n 2")
+    fresh.ranks("x = 2", "-n 3")
+    before = pids(fresh)
+    for command in ("stop", "restart"):
+        assert fresh.ok(f"%distributed {command} -n 5").stdout.startswith("there are no 5 ranks on the CPU")
+        for wrong, told in [
+            ("3", f"%distributed {command} 3: did you mean -n 3"),
+            ("-n two", f"%distributed {command} -n two: takes a number"),
+            ("--timeout 3", f"%distributed {command} --timeout 3: takes -n, --gpus or --cpus"),
+            ("--fresh", f"%distributed {command} --fresh: takes -n, --gpus or --cpus"),
+        ]:
+            kind, text = error_of(fresh, f"%distributed {command} {wrong}")
+            assert kind == "OptionError" and text.startswith(told), text
+    assert pids(fresh) == before
+    shown = fresh.ok("%distributed restart -n 2").stdout
+    assert shown.count("restarted") == 1 and "restarted: 2 ranks on the CPU" in shown
+    after = pids(fresh)
+    assert after[2:] == before[2:] and not set(after[:2]) & set(before)
 
 
 def test_env_is_a_report_to_paste_without_torch_in_the_kernel() -> None:

@@ -39,6 +39,7 @@ def test_no_return_returns_nothing() -> None:
     [
         ("--gpu 2", "did you mean --gpus"),
         ("--tiemout 3", "did you mean --timeout"),
+        ("--frsh", "no such option; did you mean --fresh?"),
         ("--xyz", "There are: -n"),
         ("2", "did you mean -n 2"),
         ("--help", "--timeout: seconds"),
