@@ -114,6 +114,7 @@ class CellRun:
         self.died_at: dict[int, float] = {}
         self.answers: dict[int, dict[int, Any]] = {}
         self.stop: Stop | None = None
+        self.sees: frozenset[str] = frozenset()  # names whose values it was sent, or has from before
         self.arrival: Arrival | None = None
         self.committed = False
         self.shown = 0  # pieces of text
@@ -272,7 +273,7 @@ class CellRun:
 
     def _commit(self, shipment: Shipment) -> None:
         self.pool.home.commit(shipment)
-        self.committed = True
+        self.committed, self.sees = True, shipment.names
 
     def _wait_for_received(self, shipment: Shipment, again: bool = False) -> BaseException | None:
         """Two steps: nothing counts as known until every rank has said that it decoded it."""

@@ -5,6 +5,7 @@ replaced.
 from __future__ import annotations
 
 import time
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.launchers import stalls
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 NATIVE_GRACE = 8.0  # seconds that the next cell waits for a rank which is still in a native call
 HEAL_LIMIT = 10.0
+# What a cell that reads a name of it does not change.
+_UNCHANGED = (
+    *(type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range, type),
+    *(ModuleType, FunctionType, BuiltinFunctionType),
+)
 MANY_HEALS = 20  # where the old backends stay (nbdist.worker.backends): 3 threads and 4 descriptors a group and heal
 
 
@@ -174,8 +180,29 @@ def held_by(pool: Pool) -> list[str]:
 
 
 def state_on_ranks(pool: Pool) -> str:
-    """What goes with these ranks, as the end of a sentence: names that only they hold."""
+    """What goes with these ranks, as the end of a sentence: names that only they hold, and what an interrupted cell
+    that never came back may have made.
+    """
     held = [name for name in held_by(pool) if not name.startswith("_")]
+    unseen = [name for name in never_came_back(pool) if name not in held]
+    made = (
+        f". What the interrupted cell set or may have changed did not come back: {', '.join(unseen)}" if unseen else ""
+    )
     if not held:
-        return ". What the notebook holds is sent to them again when a cell reads it"
-    return f". Gone with the old ones: {', '.join(held)}; what the notebook holds is sent again when a cell reads it"
+        return f"{made}. What the notebook holds is sent to them again when a cell reads it"
+    return (
+        f"{made}. Gone with the old ones: {', '.join(held)}; what the notebook holds is sent again when a cell reads it"
+    )
+
+
+def never_came_back(pool: Pool) -> list[str]:
+    """Names that the pool's last cell binds, or whose values it can have changed, when its lead rank never ended it.
+
+    Which of them it had reached nobody knows here.
+    """
+    run = pool.unsettled
+    if run is None or not run.committed or run.lead in run.done:
+        return []
+    request, namespace = run.request, pool.namespace
+    changed = {name for name in run.sees if name in namespace and not isinstance(namespace[name], _UNCHANGED)}
+    return sorted(name for name in request.stores | request.deletes | changed if not name.startswith("_"))

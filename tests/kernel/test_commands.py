@@ -110,6 +110,18 @@ def test_stop_and_restart_take_the_same_options_and_check_them_first(fresh: Note
     assert after[2:] == before[2:] and not set(after[:2]) & set(before)
 
 
+def test_what_a_cell_left_in_native_code_had_made_is_named_when_its_ranks_go(fresh: Notebook) -> None:
+    fresh.ok("losses, w, const, hidden = [1], 1, 5, []\ndef step(): hidden.append(1)")
+    fresh.ranks("pass")
+    code = "losses.append(2); w += 1; new = const; gen = (i for i in ()); step()\nprint('in')\nsum(range(10**12))"
+    cell = fresh.run(f"%%distributed -n 2\n{code}", stop_when=lambda cell: "in" in cell.stdout)
+    assert "It goes on" in cell.text
+    shown = fresh.ok("%distributed restart").stdout
+    assert "set or may have changed did not come back: gen, hidden, losses, new, w." in shown, shown
+    assert fresh.value("(losses, w, hidden)") == ([1], 1, [])
+    assert "did not come back" not in fresh.ok("%distributed restart").stdout
+
+
 def test_env_is_a_report_to_paste_without_torch_in_the_kernel() -> None:
     secrets = {"GLOO_TOKEN": "sesame", "TORCH_HOME": "https://me:sesame@host/x", "OTHER": "nobody asked"}
     with Notebook({**secrets, "NCCL_DEBUG": "INFO"}) as nb:
