@@ -16,7 +16,7 @@ from nbdist.launchers.screen import MODES as TEXT_MODES
 from nbdist.launchers.screen import MergedScreen
 
 MODES = (*TEXT_MODES, "tabs")
-EACH = "--output tabs shows each"
+EACH = "run with --output tabs to see each"
 SETTLE = 0.3
 GATHERED = 1 << 16  # letters of late text that are sent at once
 

@@ -1,7 +1,7 @@
 """When two ranks' lines say the same: equal but for the rank that wrote them, or for when and how fast.
 
 Only what surely is a rank or a time counts: `rank 3`, never the 3 of `errors: 3`. Where it is not sure, the lines
-differ, and both are shown.
+differ, and both are shown. What is a time, and which two are one, is said in `times`.
 """
 
 from __future__ import annotations
@@ -11,83 +11,69 @@ import hashlib
 import itertools
 import re
 
+from nbdist.launchers import times
+
 LONGEST = 4096  # characters of a line that are looked into; longer ones are alike when they are equal
 _MARK = "\x00"  # stands for a time in a key
-
-# Whatever begins with a digit; what is a time among it must start there, so that a line is walked through once.
-_TOKEN = re.compile(r"\d[\w.,]*")
-_NUMBER = r"\d[\d,_]*+(?:\.\d+)?(?:[eE][+-]?\d+)?"
-_CLOCK = r"(?:\d+:)?\d+:\d\d"
-_WORDS = r"(?:s|ms|us|µs|μs|ns|h|secs?|seconds?|mins?|minutes?|hours?|hrs?|days?|(?:milli|micro|nano)seconds?)"
-_TIME = re.compile(
-    "|".join(
-        (
-            r"\d{4}[-/]\d\d[-/]\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?",  # a date
-            r"\d{1,3}:\d\d:\d\d(?:[.,]\d+)?(?![\w:])",  # 12:30:01.5
-            r"\d{1,2}:\d\d ?[AaPp][Mm]\b",
-            rf"(?<=\[){_CLOCK}<(?:{_CLOCK}|\?)(?:, *[\d.?]+ ?\w*/\w+)?",  # tqdm: [00:05<00:10, 98.1it/s]
-            rf"(?<=\[){_CLOCK}, *[\d.?]+ ?\w*/\w+",  # ... of an unknown length
-            r"\d+[dh] ?\d+m(?:in)?(?: ?\d+(?:\.\d+)?s)?\b|\d+m(?:in)? ?\d+(?:\.\d+)?s\b",  # 1h 20min
-            # 1.2s/it; 98.1it/s, 3.2 MB/s; 0.3 s, 10 min, but in "max 10 min 3" min is no unit
-            rf"{_NUMBER} ?(?:(?:s|ms|us|µs|μs|sec)/\w+|\w{{0,12}}(?:/s(?:ec(?:ond)?)?\b| per sec(?:ond)?\b)"
-            rf"|{_WORDS}\b(?! ?[=(]|[ :]+-?\d))",
-            r"0x[0-9a-fA-F]{6,}\b",  # an address says nothing of a run
-        )
-    )
-)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_PID = re.compile(r"(?i:\bpid)[ =:]{1,2}$")
 
 
-def key(text: str) -> str:
-    """A line without its times and colours; two lines with the same key are the same but for when they were written."""
+def key(text: str, of_display: bool = False) -> str:
+    """A line without its times and colours. Two lines with the same key may be the same but for when they were
+    written: `near` says whether they are. Of what is displayed only addresses are taken out.
+    """
     if len(text) > LONGEST:
         raw = text.encode("utf-8", "surrogatepass")
         return f"{_MARK}{len(raw)} {hashlib.blake2b(raw, digest_size=16).hexdigest()}"
+    if of_display:
+        return times.ADDRESS.sub(_MARK, text)
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     text = text.rstrip()
-    found = times(text)
+    found = times.find(text)
     if not found:
         return text
     parts, at = [], 0
-    for start, end in found:
-        parts += [text[at:start], _MARK]
-        at = end
+    for time in found:
+        parts += [text[at : time.start], _MARK]
+        at = time.end
     return "".join(parts) + text[at:]
 
 
-def times(text: str) -> list[tuple[int, int]]:
-    """Where the times in a line are."""
-    found, end = [], 0
-    for match in _TOKEN.finditer(text):
-        start = match.start()
-        if start < end or (start and (text[start - 1] in ".,:_" or text[start - 1].isalnum())):
-            continue
-        time = _TIME.match(text, start)
-        if time is not None:
-            end = time.end()
-            found.append((start, end))
-        elif _PID.search(text, max(0, start - 6), start):
-            end = match.end()
-            found.append((start, end))
-    return found
+def near(mine: str, theirs: str) -> bool:
+    """Whether two lines of the same key are one: none of their times tells what the other's does not."""
+    if mine == theirs or max(len(mine), len(theirs)) > LONGEST:
+        return True
+    found = _found(mine), _found(theirs)
+    return len(found[0]) == len(found[1]) and all(map(times.near, *found))
+
+
+@functools.lru_cache(4096)
+def _found(text: str) -> list[times.Time]:
+    return times.find(_COLOURS.sub("", text).rstrip())
 
 
 def times_of(text: str) -> list[str]:
-    return [text[start:end] for start, end in times(text)]
+    return [time.text for time in _found(text)]
 
 
 # A number is the rank's only where it says who wrote the line, as in these places; anywhere else it may be data.
 # Behind a word for a rank, with what may stand before that: "rank3", "local_rank=3", "cuda:3", "GPU #3". Not a plural,
 # which is a count, and no other `..._rank`: "matrix_rank=3".
 _NAMED = re.compile(
-    r"(?i:(?<![^\W_])(?:([^\W\d_]+)([ _-]))?(?:rank|gpu|cuda|xpu|npu|hpu|worker|process|proc|device)"
-    r"(?:[ _-]?(?:id|idx|index))?['\"]?(?:-|[ :=_#\[(]{0,3}))$"
+    r"(?i:(?<![^\W_])(?:([^\W\d_]+)([ _-]))?(?:(rank|cuda|xpu|npu|hpu)|gpu|worker|process|proc|device)"
+    r"([ _-]?(?:id|idx|index))?['\"]?(?:-|[ :=_#\[(]{0,3}))$"
 )
 _NAMED_TYPE = re.compile(r"type='(?:cuda|xpu|npu|hpu)', index=$")  # how torch writes a device
 _JOINED = frozenset(("local", "global", "world", "my", "this", "current", "node", "dist"))  # local_rank, and not n_gpu
-_COUNTED = frozenset(("matrix", "tensor", "lora", "low", "full", "row", "column", "numerical", "effective", "num", "n"))
+# Before a word for a rank these make it another's, or a count: "best device 3", "missing rank 3", "low rank 3".
+_COUNTED = re.compile(
+    r"matrix|tensor|lora|low|full|row|column|numerical|effective|num|n|\w+est|worst|more|less|top|root|source|src|dst"
+    r"|dest|destination|target|next|prev|previous|last|first|other|peer|missing|failed|dead|lost|free|idle|busy|chosen"
+    r"|chose|picked|selected|found|argmax|argmin|max|min|winner|faster|slower|better|worse"
+)
+# ... and before `device 3` these say where the line was written.
+_PLACED = frozenset(("on", "using", "uses", "use", "from", "is", "am", "at", "hello", "hi", "by"))
 # A greeting or "I am" before it; "step 5 on". Not other words with "on" or "from": "working on 3", "resumed from 3".
 _WHO = re.compile(
     r"(?i:\b(?:(?:hello|hi|hey|greetings|bye|goodbye)(?:,? world)?[,!:]?(?: (?:from|on|this is|i am|i'm))?"
@@ -106,28 +92,41 @@ def own_numbers(text: str, rank: int, world: int | None = None) -> list[int]:
 
     Not in `errors: 3`, `step 3`, `x=3`: what may be data is data, and a line that differs in it is shown.
     """
-    number, found = str(rank), []
+    number, found, tagged = str(rank), [], False
     start = text.find(number)
     while start >= 0:
         end = start + len(number)
-        if _GOES_ON.match(text, end) is None and _says_who(text, start, end, world):
-            found.append(start)
+        if _GOES_ON.match(text, end) is None and (how := _says_who(text, start, end, world)):
+            found.append((start, how))
+            tagged = tagged or how == _NAMES
         start = text.find(number, end)
-    return found
+    return [start for start, how in found if how != _MAYBE or not tagged]
 
 
-def _says_who(text: str, start: int, end: int, world: int | None) -> bool:
+# How a number says who wrote the line: it is the rank's name; it is tied to its device; or it may be, where nothing
+# else in the line is its name: the device of "rank 1: device 1" may be what was found.
+_NAMES, _TIED, _MAYBE, _NO = 3, 2, 1, 0
+
+
+def _says_who(text: str, start: int, end: int, world: int | None) -> int:
     first = max(0, start - 48)
     named = _NAMED.search(text, first, start)
     if named is not None:
         before, joint = (named[1] or "").lower(), named[2]
-        return before not in _COUNTED and (joint in (None, " ") or before in _JOINED)
+        if _COUNTED.fullmatch(before) is not None or (joint not in (None, " ") and before not in _JOINED):
+            return _NO
+        if (named[3] or "").lower() == "rank":
+            return _NAMES
+        if named[3] or named[4] or before in _JOINED or before in _PLACED:
+            return _TIED
+        return _NO if before else _MAYBE
     if start and text[start - 1] in "[(" and (of := _OF_ALL.match(text, end)) is not None:
-        return int(of[1]) == world
+        return _NAMES if int(of[1]) == world else _NO
+    if _NAMED_TYPE.search(text, first, start) is not None:
+        return _TIED
     tag_start = _TAG_START.match(text)
-    if tag_start is not None and tag_start.end() == start and _TAG.match(text) is not None:
-        return True
-    return _WHO.search(text, first, start) is not None or _NAMED_TYPE.search(text, first, start) is not None
+    is_tag = tag_start is not None and tag_start.end() == start and _TAG.match(text) is not None
+    return _NAMES if is_tag or _WHO.search(text, first, start) is not None else _NO
 
 
 @functools.lru_cache(4096)

@@ -23,7 +23,9 @@ BESIDE = 64  # lines that differ, before which one of another rank may still be 
 MOST_LINES, MOST_LETTERS = 50_000, 8 << 20  # of the lead, that others may still be compared with
 MOST_WAITING, MOST_WAITING_LETTERS = 10_000, 16 << 20  # lines of one rank that wait
 LOOK = 32  # waiting lines of a rank that are looked up for the place where it goes on with the lead
-NEAR = 8  # lines skipped, by either, without more evidence than one equal line
+NEAR = (
+    8  # lines of one key whose times are looked at; lines skipped, by either, without more evidence than one equal line
+)
 SURE = 3  # ... by a line that the lead wrote more than once
 
 # A display's key: this, its text, END, what else it shows; so no printed line is taken for one.
@@ -180,7 +182,14 @@ class Folder:
     def _same(self, line: _Line, rank: int, place: int) -> bool:
         """Whether this line is the lead's at that place."""
         text, key, _ = self._texts[place - self._first]
-        return (text == line.text != "") or line.key == key or key in self._forms(line, rank)
+        if text == line.text != "":
+            return True
+        return (line.key == key or key in self._forms(line, rank)) and self._near(line, text)
+
+    @staticmethod
+    def _near(line: _Line, text: str) -> bool:
+        """Whether this line's times tell no more than those of another with its key."""
+        return "\0" not in line.key or not text or line.key.startswith(DISPLAY) or alike.near(line.text, text)
 
     def _find(self, line: _Line, rank: int, start: int) -> tuple[int, bool] | None:
         """The first line of the lead from `start` on that is this one, and whether it is the only such."""
@@ -189,9 +198,13 @@ class Folder:
             places = self._places.get(key)
             if places is None:
                 continue
-            index = bisect.bisect_left(places, start)
-            if index < len(places) and (best is None or places[index] < best[0]):
-                best = places[index], index == len(places) - 1
+            first = bisect.bisect_left(places, start)
+            for index in range(first, min(first + NEAR, len(places))):
+                if best is not None and places[index] >= best[0]:
+                    break
+                if self._near(line, self._texts[places[index] - self._first][0]):
+                    best = places[index], index == len(places) - 1
+                    break
         return best
 
     def _settle(self, rank: int, now: float, force: bool = False) -> None:
@@ -312,7 +325,9 @@ class Folder:
         start = self._behind(other.last, items)
         for index in range(start, len(items)):
             item = items[index]
-            if rank not in item.ranks and not set(names).isdisjoint(item.names):
+            if rank in item.ranks or set(names).isdisjoint(item.names):
+                continue
+            if self._near(line, item.text):
                 item.ranks.add(rank)
                 other.last = item
                 if item.text != line.text and not line.key.startswith(DISPLAY):

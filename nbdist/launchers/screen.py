@@ -242,12 +242,12 @@ def folded(folders: Iterable[Folder], each: str = "") -> str:
 def _key(message: dict[str, Any]) -> str:
     """By what displays are compared: all that they show."""
     data = message.get("data", {})
-    start = DISPLAY + alike.key(data.get("text/plain", "")[:200]) + END
+    start = DISPLAY + alike.key(data.get("text/plain", "")[:200], of_display=True) + END
     if data.keys() <= {"text/plain"}:
         return start + data.get("text/plain", "")[200:]
     page = data.get("text/html")
     if data.keys() <= {"text/plain", "text/html"} and isinstance(page, str) and len(page) <= alike.LONGEST // 2:
-        return start + alike.key(page)
+        return start + alike.key(page, of_display=True)
     if isinstance(picture := data.get("image/svg+xml"), str):
         data = {**data, "image/svg+xml": _OF_ONE_DRAWING.sub("", picture)}
     return start + hashlib.blake2b(pickle.dumps(sorted(data.items()), 5), digest_size=16).hexdigest()

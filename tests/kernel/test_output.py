@@ -84,10 +84,10 @@ def test_lines_that_several_ranks_share_fold(nb: Notebook) -> None:
     code = "print(f'rank {rank} of {world_size} on {device}')\nif rank:\n    print('mine')"
     cell = nb.ranks(code, "-n 4")
     assert cell.stdout == (
-        "rank 0 of 4 on cpu\n[1-3] mine\n[1-3] the same 1 line but for the rank (--output tabs shows each)\n"
+        "rank 0 of 4 on cpu\n[1-3] mine\n[1-3] the same 1 line but for the rank (run with --output tabs to see each)\n"
     )
     assert nb.ranks(code, "-n 4 --ranks 1,3").stdout == (
-        "rank 1 of 4 on cpu\nmine\n[3] the same 1 line but for the rank (--output tabs shows each)\n"
+        "rank 1 of 4 on cpu\nmine\n[3] the same 1 line but for the rank (run with --output tabs to see each)\n"
     )
     cell = nb.ranks(f"{code}\nprint('loss', rank / 10)", "-n 4 --output all")
     assert cell.stdout.splitlines()[:-1] == [
