@@ -144,8 +144,9 @@ def _stop(session: Session, rest: str) -> None:
     # The notebook is measured too: what it shared with the ranks is all its own afterwards.
     before, on_device = footprint([os.getpid()]), on_gpus(pools)
     for pool in pools:
-        lost = state_on_ranks(pool)
-        pool.end()
+        with pool.taken_over("`%distributed stop`"):
+            lost = state_on_ranks(pool)
+            pool.end()
         print(f"ended: {pool.options}{lost}")
     freed = before - footprint([os.getpid()])
     after = on_gpus(pools)
@@ -159,10 +160,12 @@ def _restart(session: Session, rest: str) -> None:
     if not pools and not rest:
         raise NotOnTheRanks("there are no ranks to restart: a %%distributed cell starts them")
     for pool in pools:
-        lost = state_on_ranks(pool)
-        start = time.monotonic()
-        pool.start()
-        print(f"restarted: {pool.options} in {time.monotonic() - start:.1f} s{lost}")
+        with pool.taken_over("`%distributed restart`"):
+            lost = state_on_ranks(pool)
+            start = time.monotonic()
+            pool.start()
+            took = time.monotonic() - start
+        print(f"restarted: {pool.options} in {took:.1f} s{lost}")
 
 
 def _last(session: Session) -> Pool:

@@ -12,7 +12,7 @@ from IPython.core.magic import output_can_be_silenced
 from nbdist.config.detect import NotEnoughDevices
 from nbdist.launchers.cell import Request, Result, Screen, run_cell
 from nbdist.launchers.client import SupervisorLost
-from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
+from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, RanksEnded, StartFailed
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import settle
 from nbdist.launchers.shield import shielded
@@ -59,6 +59,7 @@ class Distributed:
             NotEnoughDevices,
             NotOnTheRanks,
             RanksBusy,
+            RanksEnded,
             StartFailed,
             SupervisorLost,
             NameError,
@@ -105,6 +106,7 @@ class Distributed:
             OptionError,
             NotEnoughDevices,
             RanksBusy,
+            RanksEnded,
             StartFailed,
             SupervisorLost,
             CannotShip,

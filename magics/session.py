@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from nbdist.config.detect import Choice, choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.cell import Screen
 from nbdist.launchers.devices import check_free, in_the_way
+from nbdist.launchers.errors import RanksBusy
 from nbdist.launchers.pool import Pool, PoolOptions
 from nbdist.launchers.settling import state_on_ranks
 from nbdist.magics import settings
@@ -128,7 +130,8 @@ class Session:
     def end(self) -> None:
         """End every rank and the supervisor."""
         for pool in self.pools.values():
-            pool.end()
+            with contextlib.suppress(RanksBusy), pool.taken_over("the extension's end"):
+                pool.end()
         self.pools.clear()
         self.last = None
         notebook_modules().follow(None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nbdist.launchers import failures, stalls
-from nbdist.launchers.errors import CellTimeout, NotTakenOver, RanksWaitForEachOther
+from nbdist.launchers.errors import CellTimeout, NotTakenOver, RanksEnded, RanksWaitForEachOther
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.reader import Event
 from nbdist.launchers.shield import on_press
@@ -215,16 +215,20 @@ class CellRun:
                         trouble = self._wait_for_done()
                 except KeyboardInterrupt:
                     interrupted = True
+                except RanksEnded as error:
+                    trouble = error.with_traceback(None)  # where it met us says nothing
                 self.stoppable = False
+                pool.keep_ending_to_yourself()
                 result = self._end(shipment, interrupted, trouble)
             if self.presses and not result.interrupted:
                 result.interrupted = result.had_ended = True  # Run All stops all the same
             return result
         finally:
-            pool.reader.listening, pool.busy = False, False
-            pool.reader.running = 0
-            self._pass_on()
+            pool.busy = False
             pool.cells += 1
+            if pool.reader is not None:
+                pool.reader.listening, pool.reader.running = False, 0
+                self._pass_on()
             pool.last_used = time.monotonic()
 
     def _pressed(self) -> None:
@@ -345,7 +349,8 @@ class CellRun:
 
     def _end(self, shipment: Shipment, interrupted: bool, trouble: BaseException | None) -> Result:
         pool = self.pool
-        if interrupted:
+        ended = isinstance(trouble, RanksEnded)
+        if interrupted or ended:
             if not self.committed:
                 pool.send(range(pool.size), "cancel", cell=self.number)
                 pool.home.rollback(shipment)
@@ -365,6 +370,8 @@ class CellRun:
         error = trouble
         if error is None and failure is not None and not interrupted:
             error = failures.raisable(failure, self.request.files)
+        if ended and self.arrival is not None and error is not None:
+            error.add_note("what rank 0 had made until then is in the notebook")
         return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted)
 
     def _show_the_rest(self, patient: bool) -> None:

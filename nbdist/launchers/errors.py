@@ -37,5 +37,9 @@ class RanksBusy(RuntimeError):
     """Another thread runs a cell on these ranks."""
 
 
+class RanksEnded(RuntimeError):
+    """Another thread ended the ranks, by `%distributed stop` for example, while a cell ran on them or they started."""
+
+
 class NotOnTheRanks(RuntimeError):
     """What the user asks for lives on ranks that are gone."""

@@ -21,7 +21,7 @@ from nbdist.launchers.client import Supervisor, SupervisorLost
 from nbdist.launchers.descriptors import check_descriptors
 from nbdist.launchers.devices import PoolOptions as PoolOptions
 from nbdist.launchers.devices import who_is_there
-from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, StartFailed
+from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, RanksEnded, StartFailed
 from nbdist.launchers.late import LateCells
 from nbdist.launchers.reader import Event, Reader
 from nbdist.launchers.shield import shielded
@@ -29,6 +29,9 @@ from nbdist.shipping import Home, RankedValue, handle_facts
 from nbdist.shipping.link import Link, LinkClosed
 
 START_LIMIT = 60.0  # seconds for every rank to say that it is ready
+TAKE_OVER_LIMIT = (
+    10.0  # seconds for another thread's cell to end when it is told, and once more when its ranks are killed
+)
 ANSWER_LIMIT = 30.0  # seconds for an idle rank to answer a question
 
 
@@ -72,6 +75,7 @@ class Pool:
         self._told: dict[str, Any] | None = None
         self._queries = itertools.count(1)
         self._turn = threading.Lock()
+        self._ending = ""  # by what another thread ends these ranks, until that is told to who has the turn
         self.reader: Reader | None = None
         self.black_boxes: list[int] = []
 
@@ -90,6 +94,38 @@ class Pool:
             yield
         finally:
             self._turn.release()
+
+    @contextlib.contextmanager
+    def taken_over(self, by: str) -> Iterator[None]:
+        """The turn, also where another thread has it: what it runs is stopped as by Stop, and ends with RanksEnded.
+
+        Args:
+            by: what does this, for that error's message.
+
+        Raises:
+            RanksBusy: the other thread does not come back, though its ranks were killed.
+        """
+        if not self._turn.acquire(blocking=False):
+            self._ending = by
+            try:
+                if (reader := self.reader) is not None:
+                    reader.put_urgent(Event(-1, "ending"))
+                if not self._turn.acquire(timeout=TAKE_OVER_LIMIT):
+                    self.kill(range(len(self.pids)))
+                    if not self._turn.acquire(timeout=TAKE_OVER_LIMIT):
+                        raise RanksBusy(
+                            f"the {self.options} were killed, and the thread that runs a cell on them does not end it"
+                        )
+            finally:
+                self._ending = ""
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def keep_ending_to_yourself(self) -> None:
+        """Who has the turn ends by itself now, and must not be disturbed: no RanksEnded from here on."""
+        self._ending = ""
 
     # ---------------------------------------------------------------- start and end
 
@@ -247,10 +283,17 @@ class Pool:
     # ---------------------------------------------------------------- talking to ranks
 
     def next_event(self, timeout: float) -> Event | None:
-        """The next thing a rank says, None when the time is up. KeyboardInterrupt gets through."""
+        """The next thing a rank says, None when the time is up. KeyboardInterrupt gets through.
+
+        Raises:
+            RanksEnded: another thread ends these ranks; once.
+        """
         assert self.reader is not None
-        event = self.reader.next(timeout)
-        if event is None:
+        event = None if self._ending else self.reader.next(timeout)  # one that was taken is never dropped
+        if self._ending and (event is None or event.what == "ending"):
+            by, self._ending = self._ending, ""
+            raise RanksEnded(f"the {self.options} were ended by {by} in another thread")
+        if event is None or event.what == "ending":
             return None
         if event.what == "closed" and event.value == "control":
             self.alive.discard(event.rank)

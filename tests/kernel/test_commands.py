@@ -122,6 +122,29 @@ def test_what_a_cell_left_in_native_code_had_made_is_named_when_its_ranks_go(fre
     assert "did not come back" not in fresh.ok("%distributed restart").stdout
 
 
+@pytest.mark.parametrize("command", ["stop", "restart"])
+def test_ranks_that_another_thread_ends_while_a_cell_runs(fresh: Notebook, command: str) -> None:
+    """The cell is stopped first, and says what happened; the next one runs."""
+    fresh.ok("made = []\nimport threading, time, os\nmain = get_ipython().run_line_magic")
+    fresh.ranks("pass")
+    fresh.ok(
+        "def later():\n    while not os.path.exists(flag): time.sleep(0.05)\n"
+        f"    main('distributed', '{command}')\n"
+        "import tempfile\nflag = tempfile.mkdtemp() + '/there'\n"
+        "thread = threading.Thread(target=later)\nthread.start()"
+    )
+    cell = fresh.run("%%distributed -n 2\nmade.append(1)\nopen(flag, 'w').close()\nwhile True: time.sleep(0.01)")
+    assert cell.error is not None and cell.error[0] == "RanksEnded", cell.text
+    assert f"ended by `%distributed {command}` in another thread" in cell.error[1]
+    assert len(cell.traceback.splitlines()) == 2 and "had made until then is in the notebook" in cell.traceback
+    fresh.ok("thread.join(20); assert not thread.is_alive()")
+    assert fresh.value("made") == [1]
+    text = fresh.ok("%distributed status").text
+    assert text.startswith("no ranks") if command == "stop" else "0 cells run, idle for" in text, text
+    fresh.ranks("made.append(2)")
+    assert fresh.value("made") == [1, 2]
+
+
 def test_env_is_a_report_to_paste_without_torch_in_the_kernel() -> None:
     secrets = {"GLOO_TOKEN": "sesame", "TORCH_HOME": "https://me:sesame@host/x", "OTHER": "nobody asked"}
     with Notebook({**secrets, "NCCL_DEBUG": "INFO"}) as nb:

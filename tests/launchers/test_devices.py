@@ -99,6 +99,7 @@ class FakePool:
 
     def __init__(self, options: PoolOptions, pids: list[int]) -> None:
         self.options, self.pids, self.ended, self.namespace, self.home = options, pids, False, {}, None
+        self.unsettled = None
 
     @property
     def started(self) -> bool:
