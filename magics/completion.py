@@ -57,7 +57,8 @@ class Completer:
 
                 return self._starting(COMMANDS, last)
             if given[0] == "pull":
-                return self._starting(self._pulled(), last)
+                pulled = self._starting(self._pulled(), last)
+                return pulled or self._starting(self._names(), last)  # what is here may have changed there
             if given[0] != "on":
                 return []
             given = given[1:]
@@ -73,11 +74,15 @@ class Completer:
         if option == "--output":
             return self._starting(MODES, start)
         if option == "--return":
-            names = [name for name in self._shell.user_ns if not name.startswith("_") and name.isidentifier()]
             done, comma, part = start.rpartition(",")
-            hidden = self._shell.user_ns_hidden
-            return [done + comma + name for name in self._starting(names, part) if name not in hidden]
+            return [done + comma + name for name in self._starting(self._names(), part)]
         return []
+
+    def _names(self) -> list[str]:
+        """The user's own, in the notebook."""
+        hidden = self._shell.user_ns_hidden
+        names = [name for name in self._shell.user_ns if not name.startswith("_") and name.isidentifier()]
+        return [name for name in names if name not in hidden]
 
     @staticmethod
     def _starting(words: Iterable[str], start: str) -> list[str]:

@@ -34,6 +34,7 @@ def complete(nb: Notebook, code: str, cursor: int | None = None) -> set[str]:
         ("%distributed o", {"%distributed on", "%distributed off"}),
         ("%distributed on --tim", {"%distributed on --timeout"}),
         ("%distributed pull stays_th", {"%distributed pull stays_there"}),
+        ("%distributed pull mine_", {"%distributed pull mine_one", "%distributed pull mine_two"}),
     ],
 )
 def test_what_is_offered(nb: Notebook, code: str, lines: set[str]) -> None:
