@@ -40,6 +40,7 @@ def key(text: str, of_display: bool = False) -> str:
     return "".join(parts) + text[at:]
 
 
+@functools.lru_cache(4096)
 def near(mine: str, theirs: str) -> bool:
     """Whether two lines of the same key are one: none of their times tells what the other's does not."""
     if mine == theirs or max(len(mine), len(theirs)) > LONGEST:

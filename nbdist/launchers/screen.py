@@ -18,6 +18,7 @@ from nbdist.launchers.rows import Rows
 MODES = ("merged", "all", "rank0", "none")
 HELD = 0.2  # seconds that another rank's line waits for rank 0 to finish its own
 STREAMS = ("stdout", "stderr")
+RICH = 20  # displays of its own that another rank shows as they are in one cell; more of them are their text
 # What matplotlib writes anew into each SVG: when it was drawn, and random names.
 _OF_ONE_DRAWING = re.compile(r"<dc:date>[^<]*</dc:date>|\b[a-z]?[0-9a-f]{10}\b")
 
@@ -55,6 +56,8 @@ class MergedScreen:
         self._alone = known is not None and len(known) == 1
         self._folders = {stream: Folder(lead, known, hold_lead=mode == "all") for stream in STREAMS}
         self._at_start = {"stdout": True, "stderr": True}  # rank 0's cursor is at the start of a line
+        self._rich: dict[int, int] = {}  # how many displays of its own a rank had
+        self._named: dict[str, dict[str, Any]] = {}  # another rank's display that may be updated, by its name here
         self._since: dict[str, float] = {}  # lines of others wait for rank 0 to finish its own, since then
 
     def text(self, rank: int, stream: str, data: bytes) -> None:
@@ -109,12 +112,13 @@ class MergedScreen:
                 self._write_lines(stream, "".join(pieces))
                 pieces = []
                 self._show(one.what)
+                one.what["shown"] = True
         self._write_lines(stream, "".join(pieces))
 
     def _words(self, one: Shown) -> str:
         name = f"[{spans(one.ranks)}]"
         if one.what is None:
-            return f"{name} {one.text}\n"
+            return "".join(f"{name} {line}\n" for line in one.text.split("\n"))
         if one.what["msg_type"] != "display_data":
             return ""
         return f"{name}\n" if self._show is not None else f"{name} {one.text}\n"
@@ -149,9 +153,34 @@ class MergedScreen:
             self._show_or_write(message)
         if kind == "display_data" and self.mode == "merged" and not self._alone:
             text = message.get("data", {}).get("text/plain", "").rstrip("\n")
-            self._folders["stdout"].add(rank, [text], now, key=_key(message))
+            what = None
+            if rank != self.lead and self._show is not None and not message.get("data", {}).keys() <= {"text/plain"}:
+                what, text = self._of_its_own(rank, message, text)
+            self._folders["stdout"].add(rank, [text], now, key=_key(message), what=what)
             if rank != self.lead:
                 self._release("stdout", now)
+        elif kind == "update_display_data" and rank != self.lead and self.mode == "merged":
+            self._update(rank, message)
+
+    def _of_its_own(self, rank: int, message: dict[str, Any], text: str) -> tuple[dict[str, Any] | None, str]:
+        """What is shown of another rank's display where rank 0 has none like it, and its text."""
+        self._rich[rank] = self._rich.get(rank, 0) + 1
+        if self._rich[rank] > RICH:
+            return None, f"{text} (more than {RICH} displays: run with --output all to see it)"
+        what = {"metadata": {}, **message, "msg_type": "display_data", "transient": {}}
+        name = message.get("transient", {}).get("display_id")
+        if name is not None:
+            what["transient"] = {**message["transient"], "display_id": f"{name}-rank{rank}"}
+            self._named[f"{name}-rank{rank}"] = what
+        return what, text
+
+    def _update(self, rank: int, message: dict[str, Any]) -> None:
+        what = self._named.get(f"{message.get('transient', {}).get('display_id')}-rank{rank}")
+        if what is None:
+            return
+        what["data"], what["metadata"] = message.get("data", {}), message.get("metadata", {})
+        if what.get("shown") and self._show is not None:
+            self._show({**what, "msg_type": "update_display_data"})
 
     def _display_in_all(self, rank: int, message: dict[str, Any], kind: str, now: float) -> None:
         message = {**message, "msg_type": kind}
@@ -195,6 +224,7 @@ class MergedScreen:
             self._folders[stream].add(rank, rows.rest(), now, rows.moved)
         for stream in STREAMS:
             self._release(stream, now, force=True)
+        self._rich.clear()
         told = folded(self._folders.values(), self._each)
         if told:
             self._write_lines("stdout", told + "\n")

@@ -275,6 +275,13 @@ def test_figures(nb: Notebook) -> None:
     assert len(cell.data) == 3 and re.fullmatch(r"(\[\d\]\n){3}", cell.stdout)
 
 
+def test_a_display_of_rank_1_alone(nb: Notebook) -> None:
+    shown = "display(HTML('<b>mine</b>'))\n    plt.plot([1])\n    plt.show()"
+    cell = nb.ranks(f"import matplotlib.pyplot as plt\nif rank:\n    {shown}")
+    assert cell.stdout == "[1]\n[1]\n"
+    assert cell.data[0]["text/html"] == "<b>mine</b>" and "image/png" in cell.data[1]
+
+
 def test_inline_figures_asked_for_in_the_cell(nb: Notebook) -> None:
     cell = nb.ranks(
         "%matplotlib inline\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.plot([1])", ONLY_0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nbdist.launchers import screen
 from nbdist.launchers.screen import MergedScreen
 
 
@@ -138,6 +139,64 @@ def test_a_display_of_another_rank_is_its_text_where_it_differs() -> None:
     page.screen.finish()
     assert page.text() == "[2-3] <Figure>\n"
     assert page.shown == [figure("a")]
+
+
+def html(page: str, name: str | None = None, kind: str = "display_data") -> dict:
+    data = {"text/plain": "<HTML object>", "text/html": page}
+    return {"msg_type": kind, "data": data, "metadata": {}, "transient": {"display_id": name} if name else {}}
+
+
+def test_a_display_that_rank_0_has_not_is_shown_under_its_rank() -> None:
+    page = Page()
+    for rank in (0, 1, 2):
+        page.screen.display(rank, html("same"))
+    for rank in (1, 2):
+        page.screen.display(rank, figure("plot"))
+    page.screen.display(2, html("mine"))
+    page.screen.finish()
+    assert page.text() == "[1-2]\n[2]\n"
+    assert [list(message["data"].values())[1] for message in page.shown] == ["same", "plot", "mine"]
+
+
+def test_what_differs_from_rank_0s_is_told_by_its_text_where_that_says_it() -> None:
+    page = Page()
+    for rank in (0, 1):
+        table = {"text/plain": f"   a\n0  {rank + 5}", "text/html": f"<table>{rank}"}
+        page.screen.display(rank, {**html(""), "data": table})
+        page.screen.display(rank, html(f"page of {rank}"))
+    page.screen.finish()
+    assert page.text() == "[1]    a\n[1] 0  6\n[1]\n"
+    assert [m["data"]["text/html"] for m in page.shown] == ["<table>0", "page of 0", "page of 1"]
+
+
+def test_so_many_displays_of_one_rank_and_then_their_text() -> None:
+    page = Page()
+    for cell in range(2):
+        for number in range(screen.RICH + 2):
+            page.screen.display(1, html(f"{cell} {number}"))
+        page.screen.finish()
+        assert len(page.shown) == screen.RICH * (cell + 1)
+        assert page.text().count(
+            "[1] <HTML object> (more than 20 displays: run with --output all to see it)\n"
+        ) == 2 * (cell + 1)
+
+
+def test_an_updated_display_of_another_rank_is_the_latest_and_goes_on() -> None:
+    page = Page()
+    page.screen.display(1, html("0%", "bar"))
+    page.screen.display(1, html("50%", "bar", "update_display_data"))
+    page.screen.finish()
+    page.screen.display(1, html("100%", "bar", "update_display_data"))
+    page.screen.display(1, html("x", "unknown", "update_display_data"))
+    shown = [(m["msg_type"], m["transient"]["display_id"], m["data"]["text/html"]) for m in page.shown]
+    assert shown[-1] == ("update_display_data", "bar-rank1", "100%") and len(shown) == 2
+
+
+def test_text_of_many_lines_has_its_rank_on_each() -> None:
+    page = Page()
+    page.screen.display(1, {"data": {"text/plain": "   a\n0  1"}})
+    page.screen.finish()
+    assert page.text() == "[1]    a\n[1] 0  1\n"
 
 
 def test_a_printed_line_is_no_display() -> None:
