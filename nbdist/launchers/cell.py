@@ -18,6 +18,9 @@ from nbdist.shipping import Arrival, Parcel, Shipment
 from nbdist.shipping.link import Message
 
 GRACE_AFTER_FAILURE = 0.3  # seconds for the other ranks to fail by themselves, before they are interrupted
+PACKING = 10.0  # seconds after a Stop for ranks whose code has ended to send what it made
+PACKING_PRESSED = 1.2  # ... when they were at it already as Stop was pressed
+PACKING_TOLD = 1.5  # seconds after which the user is told what is waited for
 MARKS = 3  # pipes of a rank, each with a mark at the end of a cell
 OUTPUT_LIMIT = 1.0  # seconds without any output for the marks to come, after the last rank is done
 DRAIN = 0.05  # seconds for what had come before a limit
@@ -127,6 +130,17 @@ class CellRun:
     def running(self) -> list[int]:
         return [rank for rank in self.ranks if rank not in self.done and rank in self.pool.alive]
 
+    def in_code(self) -> list[int]:
+        """Ranks that still run the cell's code, or have not begun."""
+        return [rank for rank in self.running() if not self._code_has_ended(rank)]
+
+    def _packing(self) -> list[int]:
+        """Ranks whose code has ended, and whose results are still on their way."""
+        return [rank for rank in self.running() if self._code_has_ended(rank)]
+
+    def _code_has_ended(self, rank: int) -> bool:
+        return failures.code_has_ended(self.pool.black_boxes[rank], self.number)
+
     def _outstanding(self) -> list[int]:
         """All ranks that owe a `done`, those that only decode included."""
         return [rank for rank in range(self.pool.size) if rank not in self.done and rank in self.pool.alive]
@@ -220,7 +234,7 @@ class CellRun:
                 self.stoppable = False
                 pool.keep_ending_to_yourself()
                 result = self._end(shipment, interrupted, trouble)
-            if self.presses and not result.interrupted:
+            if self.presses and not result.interrupted and result.error is None:
                 result.interrupted = result.had_ended = True  # Run All stops all the same
             return result
         finally:
@@ -335,15 +349,43 @@ class CellRun:
                 self.screen.notice(verdict.line)
         if self._outstanding():  # one failed: the others may wait for it for ever
             self.pump(lambda: not self._outstanding(), GRACE_AFTER_FAILURE)
-            if self._outstanding():
+            self.stoppable = False  # the error is raised, whatever is pressed from here on
+            if self.in_code():
                 self._stop(agree=False)
+            else:
+                self._let_them_pack(None)
         return None
 
     def _stop(self, agree: bool) -> None:
         self.stoppable = False
+        patience = PACKING if self.in_code() else PACKING_PRESSED
         self.stop = Stop(self)
         self.stop.descend(agree)
+        self._let_them_pack(patience)
         self.pump(lambda: not self._outstanding(), 0.0)
+
+    def _let_them_pack(self, patience: float | None) -> None:
+        """Ranks whose code has ended send what it made. When Stop is pressed (again), or after so many seconds, it is
+        left with them.
+        """
+        presses, told, end = self.presses, False, None if patience is None else time.monotonic() + patience
+        while self._packing() and self.presses == presses:
+            left = PACKING_TOLD if end is None else min(PACKING_TOLD, end - time.monotonic())
+            if left <= 0:
+                break
+            done = self.pump(lambda: not self._packing() or self.presses > presses, left)
+            if not done and not told and left == PACKING_TOLD:
+                told = True
+                self.screen.notice("the cell's code has ended, and what it made is on its way; Stop leaves it there")
+        packing = self._packing()
+        if packing:
+            self.pool.send(packing, "abandon")
+            Stop(self, packing=True).descend(agree=False)
+            if self.lead in packing:
+                self.screen.notice(
+                    "what the cell made was left on the ranks: Stop came while it was on its way. The next cell finds "
+                    "it there, and `%distributed pull NAME` brings a name home"
+                )
 
     # ---------------------------------------------------------------- the end
 

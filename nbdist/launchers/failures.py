@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdist.launchers.errors import RankExited, RankLost
 from nbdist.shipping import alone
-from nbdist.shipping.wire import FAULT_AT, PLACE
+from nbdist.shipping.wire import ENDED, ENDED_AT, FAULT_AT, PLACE
 
 # What a rank raises when another one's sockets close under it. Asked only when a rank has died: its peers are then
 # cut off by that, not by us.
@@ -35,6 +35,11 @@ def read_black_box(fd: int) -> dict[str, Any]:
         "age": time.monotonic() - when if when else None,
         "fault": fault,
     }
+
+
+def code_has_ended(fd: int, cell: int) -> bool:
+    """Has a rank's black box said that this cell's code is over? Its results may still be on their way."""
+    return ENDED.unpack(os.pread(fd, ENDED.size, ENDED_AT).ljust(ENDED.size, b"\0"))[0] == cell
 
 
 FrameFacts = tuple[str, int, str, int]  # file, line, function, the function's first line

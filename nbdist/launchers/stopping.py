@@ -48,8 +48,10 @@ class Stop:
         places: where the ranks were that did not end by the interrupt.
     """
 
-    def __init__(self, run: CellRun) -> None:
+    def __init__(self, run: CellRun, packing: bool = False) -> None:
+        """Args: packing: also ranks whose code has ended; what they were about to send then stays with them."""
         self.run = run
+        self._ranks = run.running if packing else run.in_code
         self.rung = "left"
         self.cut = False
         self.agreed_on: int | None = None
@@ -67,8 +69,8 @@ class Stop:
         return WHOLE - (time.monotonic() - self._start)
 
     def _wait(self, limit: float, rung: str) -> bool:
-        self.run.pump(lambda: not self.run.running(), min(limit, max(0.0, self._left())))
-        if not self.run.running():
+        self.run.pump(lambda: not self._ranks(), min(limit, max(0.0, self._left())))
+        if not self._ranks():
             self.rung = rung
             return True
         return False
@@ -76,12 +78,12 @@ class Stop:
     def descend(self, agree: bool) -> None:
         """Args: agree: start with the agreed stop; not when a rank has failed, since there is no step to agree on."""
         run, pool = self.run, self.run.pool
-        if not run.running():
+        if not self._ranks():
             self.rung = "interrupt"
             return
         if agree and self._agree():
             return
-        pool.signal_groups(run.running(), signal.SIGINT)
+        pool.signal_groups(self._ranks(), signal.SIGINT)
         if self._wait(AFTER_SIGNAL, "interrupt"):
             return
         self.places = run.where(FOR_AN_ANSWER)
@@ -89,19 +91,19 @@ class Stop:
         if self._wait(AFTER_CUT, "cut"):
             return
         self._cut(store=True)
-        pool.signal_groups(run.running(), signal.SIGINT)
+        pool.signal_groups(self._ranks(), signal.SIGINT)
         if self._wait(AFTER_SIGNAL, "store"):
             return
-        pool.signal(run.running(), HARD_SIGNAL)
+        pool.signal(self._ranks(), HARD_SIGNAL)
         self._wait(self._left(), "trace")
 
     def _cut(self, store: bool) -> None:
         self.cut = True
-        self.run.pool.send(self.run.running(), "cut", query=self.run.pool.new_query(), store=store)
+        self.run.pool.send(self._ranks(), "cut", query=self.run.pool.new_query(), store=store)
 
     def _agree(self) -> bool:
         run = self.run
-        running = run.running()
+        running = self._ranks()
         answers = run.ask(running, "freeze", FOR_AN_ANSWER)
         steps = [answers.get(rank) for rank in running]
         if running != run.ranks or any(step is None for step in steps):
@@ -112,5 +114,5 @@ class Stop:
         if self._wait(AGREED, "agreed"):
             return True
         self.agreed_on = None
-        run.pool.send(run.running(), "release", target=None)
+        run.pool.send(self._ranks(), "release", target=None)
         return False

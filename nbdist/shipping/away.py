@@ -60,6 +60,7 @@ class Away:
         self._deletes: list[str] = []
         self._before: dict[str, Any] = {}
         self._hidden: dict[str, Any] = {}
+        self._ended: tuple[list[str], list[str]] | None = None  # what a run has assigned and deleted, once it is over
         self._reads: list[str] = []
         self._stores: frozenset[str] = frozenset()
         # Only a rank that leads compares: the others take a snapshot when they are to lead a cell.
@@ -211,6 +212,7 @@ class Away:
             again: names that count as assigned, though the cell does nothing to them.
         """
         self._modules.look()
+        self._ended = None
         self._reads = sorted(set(reads))
         self._stores = frozenset(stores)
         kept = set(self._reads)
@@ -241,6 +243,7 @@ class Away:
         *,
         lead: bool,
         ran: bool = True,
+        looks: bool = True,
         limit: int = _LIMIT,
         only: frozenset[str] | None = None,
         stay: Mapping[str, str] | None = None,
@@ -252,6 +255,8 @@ class Away:
         Args:
             lead: pack everything; the other ranks pack a report of their structure only.
             ran: False for a rank that did not run the cell.
+            looks: False for one that did, and may not take the time to look at what it has: nothing in it is then
+                taken for the same as the lead rank's.
             limit: bytes; beyond it the largest names stay here.
             only: names to which the return is limited.
             stay: names that stay here whatever they are, with the reason.
@@ -259,16 +264,9 @@ class Away:
             extra: travels in the same graph.
         """
         namespace, before = self.namespace, self._before
-        for name in [name for name in self._deletes if namespace.get(name) is PLACEHOLDER]:
-            del namespace[name]
-            del before[name]
-        assigned = sorted(
-            name for name, value in namespace.items() if before.get(name, MISSING) is not value and name not in RESERVED
-        )
-        deleted = [name for name in before if name not in namespace]
-        for name, value in self._hidden.items():
-            if name not in deleted:
-                namespace.setdefault(name, value)
+        if self._ended is None:
+            self._ended = self._what_ended()
+        assigned, deleted = self._ended
         reads = [name for name in self._reads if name in namespace and (name not in hide or name in assigned)]
         roots = [(name, namespace[name]) for name in sorted({*assigned, *reads})]
         # What the cell read and has bound anew, or deleted, may have been changed before.
@@ -286,11 +284,29 @@ class Away:
             late = []
         try:
             if lead:
-                return self._give_all(assigned, deleted, roots, late, limit, only, dict(stay or {}), extra)
-            return self._report(assigned, deleted, roots, ran)
+                parcel = self._give_all(assigned, deleted, roots, late, limit, only, dict(stay or {}), extra)
+            else:
+                parcel = self._report(assigned, deleted, roots if looks else [], ran)
         finally:
-            self._before, self._hidden, self._extra, self._deletes = {}, {}, None, []
             self._modules.look()
+        # Only now: when this was interrupted, it is called again for what can be said without the values.
+        self._before, self._hidden, self._extra, self._deletes, self._ended = {}, {}, None, [], None
+        return parcel
+
+    def _what_ended(self) -> tuple[list[str], list[str]]:
+        """Which names the run has (bound anew, deleted); what was hidden from it is put back."""
+        namespace, before = self.namespace, self._before
+        for name in [name for name in self._deletes if namespace.get(name) is PLACEHOLDER]:
+            del namespace[name]
+            del before[name]
+        assigned = sorted(
+            name for name, value in namespace.items() if before.get(name, MISSING) is not value and name not in RESERVED
+        )
+        deleted = [name for name in before if name not in namespace]
+        for name, value in self._hidden.items():
+            if name not in deleted:
+                namespace.setdefault(name, value)
+        return assigned, deleted
 
     def _report(self, assigned: list[str], deleted: list[str], roots: list[tuple[str, Any]], ran: bool) -> Parcel:
         table = self._table
@@ -298,7 +314,8 @@ class Away:
         if ran:
             walked = table.walker.walk(roots, light=True, place=True)
             signs = walked.signatures()
-            self._provisional, self._provisional_cell = {}, self._cell
+            if self._provisional_cell != self._cell:  # else it was interrupted, and what it gave is told
+                self._provisional, self._provisional_cell = {}, self._cell
             for key, (group, position) in walked.places.items():
                 if key not in table.tokens:
                     token = (self._cell, group, position)

@@ -15,6 +15,8 @@ OUT, ERR, DISPLAY_PART, DISPLAY, MARK = b"o", b"e", b"d", b"D", b"m"
 # The black box: time.monotonic(), line, file name; behind it, from FAULT_AT on, faulthandler's text.
 PLACE = struct.Struct("<di200s")
 FAULT_AT = 512
+ENDED_AT = 504  # the number of the last cell whose code has ended on this rank; its results may still be packed
+ENDED = struct.Struct("<Q")
 BLACK_BOX_SIZE = 65536
 
 # Stops code that swallows KeyboardInterrupt. A rare one, so that a cell which ignores SIGINT or SIGUSR1 is still

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from nbdist.shipping.wire import BLACK_BOX_SIZE, FAULT_AT, PLACE
+from nbdist.shipping.wire import BLACK_BOX_SIZE, ENDED, ENDED_AT, FAULT_AT, PLACE
 
 FIRST_LOOKS = (0.002, 0.01, 0.04)  # seconds; then every EVERY
 EVERY = 0.2
@@ -53,8 +53,10 @@ class BlackBox:
         os.pwrite(self._fd, PLACE.pack(0.0, 0, b""), 0)
         self._started.set()
 
-    def end(self) -> None:
+    def end(self, cell: int) -> None:
+        """The cell's code has ended, and what it made is packed from here on: nobody else is needed for that."""
         self._started.clear()
+        os.pwrite(self._fd, ENDED.pack(cell), ENDED_AT)
 
     def write(self, frame: FrameType | None) -> None:
         while frame is not None:

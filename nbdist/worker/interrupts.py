@@ -19,6 +19,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.running = False  # user code is on the main thread's stack
         self.coming = False  # a cell has been received, and its code is about to run
+        self.packing = False  # the code has ended, and what it made is packed: Stop is not for that, unless ...
+        self.abandoned = False  # ... the notebook has said so
         self.asked = False  # this cell was asked to stop, by a signal, a cut or an agreed step
         self.files: set[str] = set()  # file names of cells
         self.main_thread = threading.main_thread().ident
@@ -34,6 +36,7 @@ class Interrupts:
     def begin(self) -> None:
         """A cell was received; handlers are put back, since a cell may have set its own."""
         self.asked, self.coming = False, True
+        self.packing = self.abandoned = False
         self.install()
 
     def start(self) -> None:
@@ -44,7 +47,7 @@ class Interrupts:
 
     def pause(self) -> None:
         """What may be interrupted is over for now; a trace that a hard signal has set goes with it."""
-        self.running = False
+        self.running = self.packing = False
         sys.settrace(None)
 
     def end(self) -> None:
@@ -52,6 +55,8 @@ class Interrupts:
         sys.settrace(None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.packing and not self.abandoned:
+            return  # it was meant for the code, which has just ended
         if self.running:
             self.asked = True
             raise KeyboardInterrupt
@@ -59,7 +64,7 @@ class Interrupts:
             self.asked = True
 
     def _on_hard_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.running:
+        if self.running and (self.abandoned or not self.packing):
             self.asked = True
             self._trace_every_line(frame)
             raise KeyboardInterrupt

@@ -166,6 +166,8 @@ class Rank:
                 self.interrupts.asked = True
                 self.agreed = True
             state.step_boundary.release(message["target"])
+        elif kind == "abandon":
+            self.interrupts.abandoned = True  # the next cell begins anew, and its message comes behind this one
         elif kind == "cut":
             self.interrupts.asked = True
             self.link.send("cut", query=message["query"], answer=self.groups.cut(message["store"]))
@@ -272,9 +274,7 @@ class Rank:
         told = failure.describe(error, self.number, self.interrupts.asked, self.interrupts.is_cell_file)
         self.away.begin((), (), lead=lead)
         # A rank that says it did not run gets everything anew.
-        self._done(
-            cell, told, self.away.give(lead=True, only=frozenset()) if lead else self.away.give(lead=False, ran=False)
-        )
+        self._done(cell, told, self._give_nothing(lead, ran=False))
 
     def _wait_for_verdict(self, cell: dict[str, Any]) -> bool:
         while True:
@@ -309,7 +309,7 @@ class Rank:
             self.postmortem.keep(error)
             if not self.agreed:
                 self._repair()
-        self.black_box.end()
+        self.black_box.end(cell["cell"])
         return value, told
 
     def _repair(self) -> None:
@@ -327,18 +327,22 @@ class Rank:
         only, hide = cell["only"], self.runner.injected
         try:
             try:
-                self.interrupts.running = True
+                self.interrupts.running = self.interrupts.packing = True
                 return self.away.give(lead=lead, limit=cell["limit"], only=only, hide=hide, extra=value)
             finally:
                 self.interrupts.pause()
         except BaseException as error:
-            why = "Stop came while its results were packed" if isinstance(error, KeyboardInterrupt) else str(error)
-            if lead or not isinstance(error, KeyboardInterrupt):
-                print(f"nbdist: rank {self.number} gives nothing back: {why}", file=sys.stderr)
+            if not isinstance(error, KeyboardInterrupt):  # the notebook tells of a Stop
+                print(f"nbdist: rank {self.number} gives nothing back: {error}", file=sys.stderr)
             if not isinstance(error, KeyboardInterrupt | MemoryError):
                 traceback.print_exc()
             # Neither of these runs the user's code again.
-            return self.away.give(lead=True, only=frozenset()) if lead else self.away.give(lead=False, ran=False)
+            return self._give_nothing(lead, ran=True)
+
+    def _give_nothing(self, lead: bool, ran: bool) -> Any:
+        if not lead:
+            return self.away.give(lead=False, ran=ran, looks=False)
+        return self.away.give(lead=True, only=frozenset(), hide=self.runner.injected)
 
     def _done(self, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Any) -> None:
         self.output.finish(cell["mark"])

@@ -367,3 +367,56 @@ def test_stop_while_results_are_packed_or_taken_in(fresh: Notebook) -> None:
             assert "before the cell started" not in cell.text
         fresh.ok("%%distributed -n 2\ny = 5\nseen = x[0].item()")
         assert fresh.value("(seen, x[0].item())") == (number, number)
+
+
+SLOW = """
+import time
+class Slow:
+    n = 0
+    def __getstate__(self):
+        time.sleep(self.seconds)
+        return self.__dict__
+slow, small, kept = Slow(), 0, []
+slow.seconds = 0.0
+"""
+
+
+def test_an_error_does_not_cut_off_what_is_being_packed(fresh: Notebook) -> None:
+    """Rank 1 has failed and is done; rank 0 takes its time to pack what it made before it failed as well."""
+    fresh.ok(SLOW)
+    body = "slow.n += 1; slow.seconds = 1.5 if rank == 0 else 0.0; small = 3; kept.append(2)\nraise ValueError('typo')"
+    cell = fresh.run(magic(body, 2))
+    assert cell.error is not None and cell.error[0] == "ValueError"
+    assert fresh.value("(slow.n, small, kept)") == (1, 3, [2])
+
+
+def test_a_stop_leaves_time_to_pack(fresh: Notebook) -> None:
+    fresh.ok(SLOW)
+    cell = fresh.run(
+        magic("slow.seconds = 2.0 if rank == 0 else 0.0\nprint('here', flush=True)\nwhile True:\n    slow.n += 1", 2),
+        stop_after=0.1,
+        stop_when=lambda cell: "here" in cell.stdout,
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert fresh.value("slow.n") > 0
+    assert "on its way" in cell.stderr
+
+
+def test_a_stop_while_results_are_packed_leaves_them_on_the_ranks(fresh: Notebook) -> None:
+    """They are there for the next cell, can be pulled, and nothing of the notebook's is taken for the ranks'."""
+    fresh.ok(SLOW)
+    fresh.ok(magic("slow", 2))
+    cell = fresh.run(
+        magic("slow.n = 5; slow.seconds = 3.0; small = 3; new = 7; kept.append(2)\nprint('here', flush=True)", 2),
+        stop_after=0.5,
+        stop_when=lambda cell: "here" in cell.stdout,
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt" and cell.seconds < 4.0
+    assert "left on the ranks" in cell.stderr and "pull" in cell.stderr
+    assert fresh.value("(slow.n, small, kept, 'new' in globals())") == (0, 0, [], False)
+    assert fresh.ok(magic("slow.seconds = 0.0\nprint(slow.n, small, new, kept)", 2)).stdout == "5 3 7 [2]\n"
+    assert fresh.value("(slow.n, kept)") == (5, [2])
+    fresh.ok("%distributed pull new\n%distributed pull small")
+    assert fresh.value("(new, small)") == (7, 3)
+    bound = "__import__('nbdist.magics', fromlist=['_sessions'])._sessions"
+    assert fresh.value(f"'ranks' in next(iter({bound}.values())).last.home._bound") is False
