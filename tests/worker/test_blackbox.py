@@ -85,7 +85,7 @@ def test_killed_from_outside(tmp_path: Path) -> None:
 
 def test_the_last_cells_place_is_forgotten(tmp_path: Path) -> None:
     """A process that dies before anything was noted has no place, rather than an old one."""
-    code, box = die(tmp_path, "import os, signal\nbox.end()\nbox.begin()\nbox.end()\nsignal.raise_signal(9)", "--old")
+    code, box = die(tmp_path, "import os, signal\nbox.end(1)\nbox.begin()\nbox.end(1)\nsignal.raise_signal(9)", "--old")
     assert code == -signal.SIGKILL
     assert box["line"] == 0
     assert box["age"] is None
