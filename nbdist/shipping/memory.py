@@ -128,6 +128,9 @@ class Outgoing:
         return Layout(refs, segments, inline), files
 
 
+_WRITE = 64 << 20  # bytes in one call: between two of them Stop is heard
+
+
 def _write_files(sizes: list[int], writes: list[tuple[int, int, int, int]]) -> list[int]:
     need = sum(sizes)
     if need:
@@ -142,7 +145,7 @@ def _write_files(sizes: list[int], writes: list[tuple[int, int, int, int]]) -> l
         for file, position, address, length in writes:
             view, done = raw(address, length), 0
             while done < length:
-                done += os.pwrite(files[file], view[done : done + (1 << 30)], position + done)
+                done += os.pwrite(files[file], view[done : done + _WRITE], position + done)
     except OSError as error:
         for file in files:
             os.close(file)
