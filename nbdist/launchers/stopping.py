@@ -52,6 +52,7 @@ class Stop:
         """Args: packing: also ranks whose code has ended; what they were about to send then stays with them."""
         self.run = run
         self._ranks = run.running if packing else run.in_code
+        self._packing = packing
         self.rung = "left"
         self.cut = False
         self.agreed_on: int | None = None
@@ -98,6 +99,8 @@ class Stop:
         self._wait(self._left(), "trace")
 
     def _cut(self, store: bool) -> None:
+        if self._packing:  # such a rank waits for nobody, and its groups are whole
+            return
         self.cut = True
         self.run.pool.send(self._ranks(), "cut", query=self.run.pool.new_query(), store=store)
 
