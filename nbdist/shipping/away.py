@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbdist.shipping.chunks import Patch
-from nbdist.shipping.classify import KINDS
+from nbdist.shipping.bindings import Bindings
+from nbdist.shipping.comparing import walk_with_what_was
 from nbdist.shipping.errors import CannotReceive, NeedsMore
 from nbdist.shipping.explain import reason_of
 from nbdist.shipping.giving import Giving
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
-from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot, Stays, same
+from nbdist.shipping.kinds import MISSING, Stays
 from nbdist.shipping.memory import Parcel
-from nbdist.shipping.message import (
-    BIND,
-    BULKS,
-    EXTRA,
-    UPDATE,
-    Encoder,
-)
-from nbdist.shipping.names import RESERVED
-from nbdist.shipping.patching import PATCHED, missing
+from nbdist.shipping.message import BIND, EXTRA, Encoder
 from nbdist.shipping.peeking import peek
-from nbdist.shipping.plain import BULK
+from nbdist.shipping.provisional import Provisional
 from nbdist.shipping.table import Table, Token
-from nbdist.shipping.unpacking import DecodeFailed, Unpacked, decode
+from nbdist.shipping.unpacking import DecodeFailed, decode
 from nbdist.shipping.versions import RankModules
-from nbdist.shipping.walk import Node, content_digest
+from nbdist.shipping.walk import content_digest
+from nbdist.shipping.writing import not_brought, write
 
 _LIMIT = 4 << 30
-PLACEHOLDER = object()  # bound to a name that the cell deletes and this rank does not have
 
 
 class Away:
@@ -52,17 +45,11 @@ class Away:
         self._modules = RankModules()
         self.troubles: list[str] = []  # one line each: modules that could not be reloaded for this cell
         self._cell = 0
-        self._provisional: dict[str, list[Token]] = {}  # tokens given out after the last cell, by group
-        self._provisional_cell: int | None = None
+        self._provisional = Provisional(self._table)
+        self._names = Bindings(namespace)
         self._pins: dict[str, Any] = {}
         self._extra: Any = None
         self.moved: list[Any] = []  # tensors that now look at the memory of one that was sent after them
-        self._deletes: list[str] = []
-        self._before: dict[str, Any] = {}
-        self._hidden: dict[str, Any] = {}
-        self._ended: tuple[list[str], list[str]] | None = None  # what a run has assigned and deleted, once it is over
-        self._reads: list[str] = []
-        self._stores: frozenset[str] = frozenset()
         # Only a rank that leads compares: the others take a snapshot when they are to lead a cell.
         self._tracks = rank == 0
 
@@ -79,7 +66,7 @@ class Away:
             envelope = pickle.loads(head)
         except Exception as error:
             for file in files:
-                _close(file)
+                os.close(file)
             raise CannotReceive("", reason_of(error)) from error
         for key, name in envelope["settle"]["pins"]:
             if key not in self._pins and name in self.namespace:
@@ -93,7 +80,7 @@ class Away:
         except KeyError as error:
             raise CannotReceive("", f"it refers to an object that this rank does not have ({error})") from error
         self._arrived = (envelope, received)
-        lacks = self._missing(received)
+        lacks = not_brought(self._table, received)
         if lacks:
             raise NeedsMore(lacks)
         extra = None
@@ -102,16 +89,6 @@ class Away:
                 extra = content
         self._extra = extra
         return extra
-
-    def _missing(self, received: Unpacked) -> dict[Token, str]:
-        """What changes in pieces do not bring here: ranks may have written other things into their own copies."""
-        found: dict[Token, str] = {}
-        for sort, token, content in received.values:
-            if sort == UPDATE and content[0] in PATCHED and type(content[1][0]) is Patch:
-                what = missing(self._table.find(token), content[1][0], received.digests[token])
-                if what:
-                    found[token] = what
-        return found
 
     def commit(self) -> None:
         """Every rank has decoded the parcel: its names stay bound, and its changes are written.
@@ -129,40 +106,14 @@ class Away:
         self._cell = envelope["cell"]
         touched = [token for value in self.moved if (token := table.tokens.get(id(value))) is not None]
         self.moved.clear()
-        bulk = {id(value) for sort, _, content in received.values if sort == BULKS for value in content}
-        for token, value in received.new:
-            table.put(token, value)
-            touched.append(token)
-            if id(value) in bulk:
-                table.walker.bulk.add(token)
-        for sort, key, content in received.values:
-            if sort == UPDATE:
-                letter, change = content
-                value = table.find(key)
-                try:
-                    KINDS[letter].apply(value, change)
-                except CannotApply as error:
-                    self._rebind(key, value, error)
-                except Exception as error:
-                    raise CannotReceive("", f"a change cannot be made here: {reason_of(error)}") from error
-                touched.append(key)
-                if letter == BULK.letter:
-                    table.walker.bulk.add(key)
-        self._deletes = envelope["deletes"]
+        touched += write(table, received)
+        self._names.deletes = envelope["deletes"]
         table.remember(touched, received.digests)
         if self._tracks:
             table.refresh(touched, received.digests)
         else:
             for token in touched:
                 table.snapshots.pop(token, None)
-
-    def _rebind(self, token: Token, value: Any, error: CannotApply) -> None:
-        """An object cannot be changed in place (an iterator, for example): its names get the new one."""
-        if error.instead is MISSING:
-            raise CannotReceive("", f"a change cannot be made here: {reason_of(error)}") from error
-        for name in [name for name, bound in self.namespace.items() if bound is value]:
-            self.namespace[name] = error.instead
-        self._table.put(token, error.instead)
 
     def rollback(self) -> None:
         """Another rank could not decode the parcel: everything is as before."""
@@ -173,15 +124,7 @@ class Away:
 
     def _settle(self, settle: dict[str, Any], bound: set[str]) -> None:
         """Act on what the notebook has found out about the last return."""
-        if settle["confirm"] == self._provisional_cell:
-            for group in settle["reject"].get(self.rank, ()):
-                for token in self._provisional.get(group, ()):
-                    self._table.drop(token)
-        elif self._provisional_cell is not None and self._provisional:
-            for tokens in self._provisional.values():
-                for token in tokens:
-                    self._table.drop(token)
-        self._provisional, self._provisional_cell = {}, settle["confirm"]
+        self._provisional.settle(settle["confirm"], settle["reject"].get(self.rank, ()))
         for token in settle["drop"]:
             self._table.drop(token)
         for name in settle["unbind"]:
@@ -212,27 +155,19 @@ class Away:
             again: names that count as assigned, though the cell does nothing to them.
         """
         self._modules.look()
-        self._ended = None
-        self._reads = sorted(set(reads))
-        self._stores = frozenset(stores)
-        kept = set(self._reads)
-        self._hidden = {name: self.namespace.pop(name) for name in self._stores - kept if name in self.namespace}
-        # `del x` needs something to delete, and must be seen afterwards.
-        for name in self._deletes:
-            self.namespace.setdefault(name, PLACEHOLDER)
-        self._before = dict(self.namespace)
+        self._names.begin(stores, reads)
         if lead is None:
             lead = self.rank == 0
         if lead and len(self._table.snapshots) < len(self._table.objects):
             self._take_snapshots()
         self._tracks = lead
         for name in again:
-            self._before.pop(name, None)
+            self._names.before.pop(name, None)
 
     def _take_snapshots(self) -> None:
         """Where this rank has not compared before, because another one led."""
-        table = self._table
-        walked = table.walker.walk([(name, self._before[name]) for name in self._reads if name in self._before])
+        table, names = self._table, self._names
+        walked = table.walker.walk([(name, names.before[name]) for name in names.reads if name in names.before])
         for key, node in walked.nodes.items():
             token = table.tokens.get(key)
             if token is not None:
@@ -263,18 +198,11 @@ class Away:
             hide: names that are not the cell's, unless it has bound them.
             extra: travels in the same graph.
         """
-        namespace, before = self.namespace, self._before
-        if self._ended is None:
-            self._ended = self._what_ended()
-        assigned, deleted = self._ended
-        reads = [name for name in self._reads if name in namespace and (name not in hide or name in assigned)]
+        namespace, names = self.namespace, self._names
+        assigned, deleted = names.ended()
+        reads = [name for name in names.reads if name in namespace and (name not in hide or name in assigned)]
         roots = [(name, namespace[name]) for name in sorted({*assigned, *reads})]
-        # What the cell read and has bound anew, or deleted, may have been changed before.
-        late = [
-            before[name]
-            for name in self._reads
-            if name in before and name not in hide and namespace.get(name, MISSING) is not before[name]
-        ]
+        late = names.replaced(hide)
         if self._extra is not None:
             roots.append(("\0in", self._extra))
         if extra is not None:
@@ -290,23 +218,9 @@ class Away:
         finally:
             self._modules.look()
         # Only now: when this was interrupted, it is called again for what can be said without the values.
-        self._before, self._hidden, self._extra, self._deletes, self._ended = {}, {}, None, [], None
+        names.close()
+        self._extra = None
         return parcel
-
-    def _what_ended(self) -> tuple[list[str], list[str]]:
-        """Which names the run has (bound anew, deleted); what was hidden from it is put back."""
-        namespace, before = self.namespace, self._before
-        for name in [name for name in self._deletes if namespace.get(name) is PLACEHOLDER]:
-            del namespace[name]
-            del before[name]
-        assigned = sorted(
-            name for name, value in namespace.items() if before.get(name, MISSING) is not value and name not in RESERVED
-        )
-        deleted = [name for name in before if name not in namespace]
-        for name, value in self._hidden.items():
-            if name not in deleted:
-                namespace.setdefault(name, value)
-        return assigned, deleted
 
     def _report(self, assigned: list[str], deleted: list[str], roots: list[tuple[str, Any]], ran: bool) -> Parcel:
         table = self._table
@@ -314,21 +228,12 @@ class Away:
         if ran:
             walked = table.walker.walk(roots, light=True, place=True)
             signs = walked.signatures()
-            if self._provisional_cell != self._cell:  # else it was interrupted, and what it gave is told
-                self._provisional, self._provisional_cell = {}, self._cell
-            for key, (group, position) in walked.places.items():
-                if key not in table.tokens:
-                    token = (self._cell, group, position)
-                    table.put(token, walked.nodes[key].value)
-                    if walked.nodes[key].kind is BULK:
-                        table.walker.bulk.add(token)
-                    self._provisional.setdefault(group, []).append(token)
+            self._provisional.give(walked, self._cell)
             self._tracks = False
             table.snapshots.clear()
-        present = {name for name in (*assigned, *self._reads, *self._stores) if name in self.namespace}
         report = {
-            "cell": self._cell, "ran": ran, "signs": signs, "given": list(self._provisional) if ran else [],
-            "present": present, "deleted": deleted,
+            "cell": self._cell, "ran": ran, "signs": signs, "given": self._provisional.groups if ran else [],
+            "present": self._names.present(assigned), "deleted": deleted,
         }  # fmt: skip
         return Parcel(pickle.dumps(report, 5))
 
@@ -344,38 +249,12 @@ class Away:
         extra: Any,
     ) -> Parcel:
         table = self._table
-        missing: list[tuple[Token, Node]] = []
-
-        def grown(node: Node) -> list[Any]:
-            token = table.tokens.get(id(node.value))
-            if token is None:
-                return []
-            old = table.snapshots.get(token)
-            if old is None:
-                missing.append((token, node))
-                return []
-            return [] if same(old, node.snapshot) else _referred(old)
-
-        walked = table.walker.walk(roots, place=True, grown=grown, late=late)
-        for token, node in missing:  # never compared on this rank before: as it is now is all that is known
-            table.snapshots[token] = node.snapshot
+        walked = walk_with_what_was(table, roots, late)
         paths: dict[int, str] = {}
-        for name, value in sorted(roots, key=lambda root: root[0] not in self._reads):
+        for name, value in sorted(roots, key=lambda root: root[0] not in self._names.reads):
             paths.setdefault(id(value), name)
         giving = Giving(self._encoder, table.tokens.get, self._describe, paths)
-        for value in walked.stays:
-            kind = table.kinds.of(value)
-            reason = kind.reason if isinstance(kind, Stays) else ""
-            giving.notes.append(f"{giving.label(value)} ({type(value).__name__}) was left as it was: {reason}")
-        for key, node in walked.nodes.items():
-            token = table.tokens.get(key)
-            if token is None or same(table.snapshots[token], node.snapshot):
-                continue
-            try:
-                change = node.kind.change(node.value, table.snapshots[token], node.snapshot)
-                giving.updates[token] = (node, change)
-            except Exception as error:
-                giving.notes.append(f"{giving.label(node.value)} was left as it was: {reason_of(error)}")
+        giving.take_up(table, walked)
         named = assigned if only is None else [name for name in assigned if name in only]
         binds = giving.binds = {name: self.namespace[name] for name in named}
         for name, reason in stay.items():
@@ -413,7 +292,7 @@ class Away:
             "signs": walked.signatures(),
             "hooks": hook_counter(),
         }
-        self._provisional, self._provisional_cell = {}, self._cell
+        self._provisional.begin(self._cell)
         self._tracks = True
         return Parcel(pickle.dumps(envelope, 5), packed.files)
 
@@ -441,15 +320,3 @@ class Away:
         if value is MISSING:
             raise NameError(f"name {name!r} is not defined on rank {self.rank}")
         return value
-
-
-def _referred(snapshot: Snapshot) -> list[Any]:
-    if snapshot[0] == "S" and snapshot[1]:
-        return [*snapshot[1][1].objects, *snapshot[2]]
-    return list(snapshot[2])
-
-
-def _close(file: int) -> None:
-    import os
-
-    os.close(file)

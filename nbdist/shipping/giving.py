@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.shipping.comparing import changed
 from nbdist.shipping.errors import StaysOnRank, in_words
 from nbdist.shipping.explain import path_to_trouble, reason_of, too_deep
+from nbdist.shipping.kinds import Stays
 from nbdist.shipping.message import (
     BIND,
     EXTRA,
@@ -19,7 +21,7 @@ from nbdist.shipping.message import (
     TooLarge,
     binding_order,
 )
-from nbdist.shipping.table import Token
+from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
 
 Describe = Callable[[str, Any, str, int | None], dict[str, Any]]
@@ -47,6 +49,21 @@ class Giving:
 
     def label(self, value: Any) -> str:
         return self.paths.get(id(value)) or f"a {type(value).__name__}"
+
+    def take_up(self, table: Table, walked: Walked) -> None:
+        """All that was changed of what the notebook knows; a note on what cannot be told."""
+        for value in walked.stays:
+            kind = table.kinds.of(value)
+            reason = kind.reason if isinstance(kind, Stays) else ""
+            self._left(value, reason)
+        for token, node in changed(table, walked.nodes):
+            try:
+                self.updates[token] = (node, node.kind.change(node.value, table.snapshots[token], node.snapshot))
+            except Exception as error:
+                self.notes.append(f"{self.label(node.value)} was left as it was: {reason_of(error)}")
+
+    def _left(self, value: Any, reason: str) -> None:
+        self.notes.append(f"{self.label(value)} ({type(value).__name__}) was left as it was: {reason}")
 
     def stays(self, name: str, reason: str, size: int | None = None) -> None:
         """This name becomes a handle."""
@@ -91,7 +108,7 @@ class Giving:
             else:
                 self.notes.append(f"{label}{step} ({type(part[1]).__name__}) was left as it was: {reason_of(error)}")
         if not parts or len(good) == len(parts):
-            self.notes.append(f"{label} ({type(node.value).__name__}) was left as it was: {reason}")
+            self._left(node.value, reason)
         else:
             self.updates[token] = (node, node.kind.join(change, good))
 

@@ -15,19 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 from nbdist.shipping.classify import KINDS
+from nbdist.shipping.comparing import changed
 from nbdist.shipping.explain import reason_of
 from nbdist.shipping.handle import RankedValue, handle_facts
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot
 from nbdist.shipping.memory import Parcel
-from nbdist.shipping.message import (
-    BIND,
-    EXTRA,
-    UPDATE,
-    Encoder,
-    Packed,
-    changed,
-)
+from nbdist.shipping.message import BIND, EXTRA, UPDATE, Encoder, Packed
 from nbdist.shipping.ranks import Ranks
 from nbdist.shipping.sending import Sending
 from nbdist.shipping.shipment import Arrival, Plan, Shipment

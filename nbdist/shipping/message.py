@@ -9,7 +9,7 @@ memo).
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -295,13 +295,3 @@ def binding_order(values: dict[str, Any]) -> list[str]:
         return 1 if isinstance(value, type | FunctionType) else 2
 
     return sorted(values, key=turn)
-
-
-def changed(table: Table, nodes: dict[int, Node]) -> Iterable[tuple[Token, Node]]:
-    """The known nodes that are not as their snapshot says."""
-    for key, node in nodes.items():
-        token = table.tokens.get(key)
-        if token is not None:
-            snapshot = table.snapshots.get(token)
-            if snapshot is None or not same(snapshot, node.snapshot):
-                yield token, node
