@@ -8,20 +8,19 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from nbdist.shipping.classify import KINDS
+from nbdist.shipping.arriving import Arriving
 from nbdist.shipping.comparing import changed
 from nbdist.shipping.explain import reason_of
-from nbdist.shipping.handle import RankedValue, handle_facts
+from nbdist.shipping.handles import Fetch, Handles
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
-from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot
+from nbdist.shipping.kinds import MISSING
 from nbdist.shipping.memory import Parcel
-from nbdist.shipping.message import BIND, EXTRA, UPDATE, Encoder, Packed
+from nbdist.shipping.message import Encoder, Packed
 from nbdist.shipping.ranks import Ranks
 from nbdist.shipping.sending import Sending
 from nbdist.shipping.shipment import Arrival, Plan, Shipment
@@ -49,16 +48,16 @@ class Home:
         self,
         namespace: dict[str, Any],
         world_size: int,
-        fetch: Callable[[RankedValue, tuple[str, ...]], Any] | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
-        self.namespace, self.world_size, self.fetch = namespace, world_size, fetch
+        self.namespace, self.world_size = namespace, world_size
         self._table = Table(namespace)
         self._encoder = Encoder(self._table, self)
         self._bound: dict[str, Any] = {}
         self._ranks = Ranks(world_size, self._table)
         self._modules: dict[str, Version] = {}  # as the ranks know them
         self._numbers = itertools.count()
-        self._handles: list[RankedValue] = []
+        self._handles = Handles(world_size, fetch, self)
         self._cell = 0
         self._walk_seconds = 0.0
         self._settle = _nothing_to_settle()
@@ -225,120 +224,24 @@ class Home:
         table = self._table
         received = decode(envelope, files, table, self, isolate=True)
         raise_hook_counter(envelope["hooks"])
-        new = [token for token, _ in received.new]
-        for token, value in received.new:
-            table.put(token, value)
-        before: dict[Token, Snapshot | None] = {}
-        values: dict[str, Any] = {}
-        for sort, key, content in received.values:
-            if sort == UPDATE:
-                before[key] = table.snapshots.get(key)
-                self._apply(key, content, arrival)
-            elif sort == BIND:
-                values[key] = content
-            elif sort == EXTRA:
-                arrival.extra = content
-        self._bind(values, envelope, received.failed, arrival, lead)
+        arriving = Arriving(table, self._bound, self._settle, self._handles, arrival)
+        arriving.take_in(received, envelope)
+        new, before = [token for token, _ in received.new], arriving.before
         table.remember([*before, *new], received.digests)
         table.refresh([*before, *new], received.digests)
-        kept = self._keep_apart(envelope["kept"])
+        kept = arriving.keep_apart(envelope["kept"])
         self._ranks.came_back(
-            envelope, lead, new, before, [*values, *kept], {r: pickle.loads(b) for r, b in reports.items() if b}
+            envelope,
+            lead,
+            new,
+            before,
+            [*arriving.values, *kept],
+            {rank: pickle.loads(report) for rank, report in reports.items() if report},
         )
         self._settle["confirm"] = envelope["cell"]
-        self._settle["reject"] = self._ranks.rejected(envelope, lead)
+        self._settle["reject"] = self._ranks.rejected
         self._settle["drop"].extend(received.lost)
         return arrival
-
-    def _apply(self, token: Token, content: tuple[str, Any], arrival: Arrival) -> None:
-        try:
-            value = self._table.find(token)
-        except KeyError:
-            arrival.notes.append("an object that the notebook has dropped meanwhile was not changed")
-            return
-        letter, change = content
-        try:
-            KINDS[letter].apply(value, change)
-        except CannotApply as failure:
-            names = [
-                name for name, bound in self._bound.items() if bound is value and self.namespace.get(name) is value
-            ]
-            label = self._label(value)
-            if failure.instead is MISSING or not names:
-                arrival.notes.append(f"{label} was left as it was: {failure}")
-                return
-            for name in names:
-                self.namespace[name] = self._bound[name] = failure.instead
-            self._table.put(token, failure.instead)
-            arrival.notes.append(f"{label} is a new object now: {failure}; other references keep the old one")
-        except Exception as error:
-            arrival.notes.append(f"{self._label(value)} was left as it was: {reason_of(error)}")
-
-    def _label(self, value: Any) -> str:
-        for name, bound in self._bound.items():
-            if bound is value:
-                return f"{name} ({type(value).__name__})"
-        return f"a {type(value).__name__}"
-
-    def _bind(
-        self,
-        values: dict[str, Any],
-        envelope: dict[str, Any],
-        failed: list[tuple[str, Any, BaseException]],
-        arrival: Arrival,
-        lead: int,
-    ) -> None:
-        for name, value in values.items():
-            self.namespace[name] = self._bound[name] = value
-            arrival.bound.append(name)
-        stays = dict(envelope["handles"])
-        for sort, key, error in failed:
-            if sort == BIND:
-                stays[key] = {**envelope["described"][key], "reason": f"it cannot be rebuilt here ({reason_of(error)})"}
-            elif sort == EXTRA:
-                stays[""] = {**envelope["described"][""], "reason": f"it cannot be rebuilt here ({reason_of(error)})"}
-            elif sort == UPDATE:
-                value = self._table.objects.get(key, MISSING)
-                label = "an object" if value is MISSING else self._label(value)
-                arrival.notes.append(f"{label} was left as it was: {reason_of(error)}")
-        for name, facts in stays.items():
-            handle = self._handle(name, facts, lead)
-            if name == "":
-                arrival.extra = handle
-                continue
-            self.namespace[name] = self._bound[name] = handle
-            arrival.handles[name] = handle
-            self._settle["pins"].append((facts["key"], name))
-        for name in envelope["deleted"]:
-            if name in self.namespace and self.namespace[name] is self._bound.get(name, self.namespace[name]):
-                del self.namespace[name]
-                arrival.deleted.append(name)
-            if self._bound.pop(name, MISSING) is not MISSING:
-                self._settle["unbind"].append(name)
-
-    def _keep_apart(self, names: list[str]) -> list[str]:
-        """Names that the ranks have bound anew, and that were not to come back: they keep what they made, until the
-        notebook rebinds the name. Returns those whose value here goes to a rank that did not run the cell.
-        """
-        held = {name: self.namespace[name] for name in names if name in self.namespace}
-        self._bound.update(held)
-        return [name for name, value in held.items() if not isinstance(value, RankedValue)]
-
-    def _handle(self, name: str, facts: dict[str, Any], lead: int) -> RankedValue:
-        where = f"ranks 0-{self.world_size - 1}" if self.world_size > 1 else "rank 0"
-        handle = RankedValue(
-            facts.get("label", name) or "the cell's value",
-            facts["type"],
-            key=facts["key"],
-            path=tuple(facts.get("path", ())),
-            ranks=where,
-            size=facts.get("size"),
-            reason=facts["reason"],
-            fetch=self.fetch,
-            pool=self,
-        )
-        self._handles.append(handle)
-        return handle
 
     def unpack(self, parcel: Parcel) -> Any:
         """The value that `Away.peek` packed; a handle when it cannot be here.
@@ -359,7 +262,7 @@ class Home:
                 **envelope["described"],
                 "reason": f"it cannot be rebuilt here ({reason_of(received.failed[0][2])})",
             }
-        return self._handle(facts["label"], facts, envelope["rank"])
+        return self._handles.make(facts["label"], facts)
 
     # -- forgetting
 
@@ -369,9 +272,7 @@ class Home:
 
     def forget(self) -> None:
         """The ranks were replaced: nothing is known to them, and handles of before are dead."""
-        for handle in self._handles:
-            handle_facts(handle).dead = True
-        self._handles.clear()
+        self._handles.forget()
         self._table.clear()
         self._bound.clear()
         self._modules.clear()
@@ -405,13 +306,7 @@ class Home:
         self._table.release(dead)
         self._settle["drop"].extend(dead)
         self._ranks.dropped(list(dead))
-        bound = {id(value) for value in self._bound.values()}
-        kept = [handle for handle in self._handles if id(handle) in bound or sys.getrefcount(handle) > 3]
-        unpinned = {handle_facts(handle).key for handle in self._handles} - {
-            handle_facts(handle).key for handle in kept
-        }
-        self._settle["unpin"].extend(unpinned)
-        self._handles = kept
+        self._settle["unpin"].extend(self._handles.prune(self._bound.values()))
 
 
 def _notes(plans: list[Plan]) -> list[str]:

@@ -25,7 +25,7 @@ class Ranks:
         self.lacks: list[set[Token]] = [set() for _ in range(world_size)]
         self.stale: list[dict[Token, Snapshot | None]] = [{} for _ in range(world_size)]
         self.unbound: list[set[str]] = [set() for _ in range(world_size)]
-        self._rejected: dict[int, list[str]] = {}
+        self.rejected: dict[int, list[str]] = {}  # of each rank the groups whose provisional tokens do not hold
 
     def lacking(self, rank: int) -> frozenset[Token]:
         return _Lacking(self.lacks[rank])
@@ -124,7 +124,7 @@ class Ranks:
         reports: dict[int, dict[str, Any]],
     ) -> None:
         """After a return: what the other ranks do not have of it."""
-        self._rejected = {}
+        self.rejected = {}
         signs = envelope["signs"]
         handles = [name for name in envelope["handles"] if name]
         born = {token[1] for token in new}
@@ -147,15 +147,11 @@ class Ranks:
                 group for group, sign in signs.items() if "{}" not in group and report["signs"].get(group) == sign
             }
             # What stays with the lead, as a handle, gets no token here: nobody would ever take it back.
-            self._rejected[rank] = [group for group in report["given"] if group not in matching or group not in born]
+            self.rejected[rank] = [group for group in report["given"] if group not in matching or group not in born]
             self.lacks[rank].update(token for token in new if token[1] not in matching)
             present = report["present"]
             self.unbound[rank].update(name for name in (*bound, *handles) if name not in present)
             self.unbound[rank].update(name for name in report["deleted"] if name not in envelope["deleted"])
-
-    def rejected(self, envelope: dict[str, Any], lead: int) -> dict[int, list[str]]:
-        """For each rank the groups whose provisional tokens do not hold."""
-        return self._rejected
 
     def dropped(self, tokens: list[Token]) -> None:
         gone = set(tokens)
