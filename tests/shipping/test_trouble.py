@@ -246,7 +246,7 @@ def test_what_was_made_anew_without_coming_back_stands_for_a_dead_handle(nb: Not
 
 def test_handle_of_another_pool(nb: Notebook) -> None:
     other = Home({}, 1)
-    nb.ns["h"] = other._handle("h", {"type": "T", "key": "h@1", "reason": "r", "label": "h"}, 0)
+    nb.ns["h"] = other._handles.make("h", {"type": "T", "key": "h@1", "reason": "r", "label": "h"})
     with pytest.raises(CannotShip, match="another pool"):
         nb.cell("h")
 
