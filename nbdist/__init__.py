@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from nbdist.launchers.launch import launch as launch
     from nbdist.launchers.notebook import debug_launcher as debug_launcher
     from nbdist.launchers.notebook import notebook_launcher as notebook_launcher
-    from nbdist.state import PartialState as PartialState
+    from nbdist.processes import PartialState as PartialState
     from nbdist.state import set_seed as set_seed
 
 __version__ = "0.1.0.dev0"
 
 _HOME_OF = {
     "Accelerator": "nbdist.accelerator",
-    "PartialState": "nbdist.state",
+    "PartialState": "nbdist.processes",
     "debug_launcher": "nbdist.launchers.notebook",
     "launch": "nbdist.launchers.launch",
     "notebook_launcher": "nbdist.launchers.notebook",

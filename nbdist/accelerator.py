@@ -4,8 +4,6 @@ named here.
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,91 +11,20 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from nbdist import collectives, state, strategies
+from nbdist import arguments, collectives, state, strategies
 from nbdist.data import loader as loaders
-from nbdist.data.loader import Cursor
+from nbdist.data.cursor import Cursor
+from nbdist.kwargs import DistributedDataParallelKwargs
+from nbdist.nested import inside, replaced
+from nbdist.processes import PartialState, Processes
 from nbdist.shipping.exporters import register_exporter
-from nbdist.state import DistributedType, PartialState
+from nbdist.state import DistributedType
 from nbdist.strategies.optimizer import PreparedOptimizer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Accelerate's arguments that a later version brings, with the values that mean what happens now.
-_LATER: dict[str, tuple[Any, ...]] = {
-    "split_batches": (False,),
-    "mixed_precision": (None, "no"),
-    "gradient_accumulation_steps": (1,),
-    "dataloader_config": (None,),
-    "deepspeed_plugin": (None,),
-    "deepspeed_plugins": (None,),
-    "fsdp_plugin": (None,),
-    "megatron_lm_plugin": (None,),
-    "rng_types": (None,),
-    "log_with": (None,),
-    "project_dir": (None,),
-    "project_config": (None,),
-    "gradient_accumulation_plugin": (None,),
-    "step_scheduler_with_optimizer": (True,),
-    "dynamo_backend": (None, "no"),
-    "dynamo_plugin": (None,),
-    "parallelism_config": (None,),
-}
 
-# The public names of Accelerate's Accelerator that a later version brings.
-_LATER_MEMBERS = frozenset(
-    {
-        "accumulate",
-        "autocast",
-        "check_trigger",
-        "clear",
-        "clip_grad_value_",
-        "end_training",
-        "free_memory",
-        "gather_for_metrics",
-        "get_state_dict",
-        "get_tracker",
-        "gradient_accumulation_steps",
-        "init_trackers",
-        "join_uneven_inputs",
-        "load_state",
-        "log",
-        "logging_dir",
-        "mixed_precision",
-        "no_sync",
-        "on_local_process",
-        "on_process",
-        "optimizer_step_was_skipped",
-        "prepare_scheduler",
-        "profile",
-        "project_dir",
-        "register_for_checkpointing",
-        "register_load_state_pre_hook",
-        "register_save_state_pre_hook",
-        "save",
-        "save_model",
-        "save_state",
-        "set_trigger",
-        "split_between_processes",
-        "trigger_sync_in_backward",
-        "unscale_gradients",
-        "verify_device_map",
-    }
-)
-
-
-@dataclasses.dataclass
-class DistributedDataParallelKwargs:
-    """Options for torch's DistributedDataParallel, by its own names; what is None is left to torch."""
-
-    dim: int = 0
-    broadcast_buffers: bool | None = None
-    bucket_cap_mb: int | None = None
-    find_unused_parameters: bool = False
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-
-
-class Accelerator:
+class Accelerator(Processes):
     """The front object of a training loop.
 
     Args:
@@ -120,59 +47,17 @@ class Accelerator:
         strategy: str | None = None,
         **later: Any,
     ) -> None:
-        if positional:
-            raise TypeError(
-                "Accelerator takes its arguments by name only, such as Accelerator(cpu=True); given without a name: "
-                + ", ".join(map(repr, positional))
-            )
-        _refuse(later)
+        arguments.refuse_positional(positional)
+        arguments.refuse_later(later)
+        handlers = arguments.Handlers(kwargs_handlers)
         self.state = PartialState(cpu)
-        self.device = self.state.device
         self.device_placement = device_placement
-        options: dict[str, Any] = {}
-        for handler in kwargs_handlers or ():
-            if not isinstance(handler, DistributedDataParallelKwargs):
-                raise TypeError(
-                    f"kwargs_handlers: {type(handler).__name__} is not known; there is DistributedDataParallelKwargs"
-                )
-            options = {name: value for name, value in dataclasses.asdict(handler).items() if value is not None}
-        process = state.current(cpu)
-        if options and (strategy or strategies.choose(process)[0]) != "ddp":
-            options = {}  # one process: there is nothing that they could change
-        self._strategy = strategies.create(strategy, process, **options)
+        self._process = state.current(cpu)
+        self._strategy = _strategy(strategy, self._process, handlers)
         self._ranks = self._strategy.data_parallel_size
         self._live: list[Cursor | None] = [None]  # running iterators of prepared loaders, the newest last
         # The last seed of backward and what it was made for: in most loops it is the same at every step.
         self._seed: tuple[Any, ...] = (None, None, None, None, None)
-
-    # ------------------------------------------------------------------ who am I
-    @property
-    def num_processes(self) -> int:
-        return self.state.num_processes
-
-    @property
-    def process_index(self) -> int:
-        return self.state.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        return self.state.local_process_index
-
-    @property
-    def is_main_process(self) -> bool:
-        return self.state.is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        return self.state.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        return self.state.is_last_process
-
-    @property
-    def use_distributed(self) -> bool:
-        return self.state.use_distributed
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -182,34 +67,6 @@ class Accelerator:
     def sync_gradients(self) -> bool:
         """Whether this step's gradients are complete. Without an accumulation window they always are."""
         return True
-
-    def wait_for_everyone(self) -> None:
-        """Wait until every rank is here."""
-        self.state.wait_for_everyone()
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print`, once: on the main process."""
-        self.state.print(*args, **kwargs)
-
-    def main_process_first(self) -> Any:
-        """Context: the main process runs the body first. If it fails there, it fails on every rank."""
-        return self.state.main_process_first()
-
-    def local_main_process_first(self) -> Any:
-        """Context: each machine's first process runs the body first. If it fails on one, it fails on every rank."""
-        return self.state.local_main_process_first()
-
-    def on_main_process(self, function: F) -> F:
-        """Decorator: the function runs on the main process only; elsewhere it returns None."""
-        return self.state.on_main_process(function)
-
-    def on_local_main_process(self, function: F) -> F:
-        """Decorator: the function runs on each machine's first process only."""
-        return self.state.on_local_main_process(function)
-
-    def on_last_process(self, function: F) -> F:
-        """Decorator: the function runs on the last process only."""
-        return self.state.on_last_process(function)
 
     # ------------------------------------------------------------------ prepare
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -233,16 +90,16 @@ class Accelerator:
         for kind in (self._prepare_models, self._prepare_rest):
             for argument, placed in zip(args, placement, strict=True):
                 kind(argument, placed, done)
-        results = tuple(_replaced(argument, done) for argument in args)
+        results = tuple(replaced(argument, done) for argument in args)
         return results[0] if len(results) == 1 else results
 
     def _prepare_models(self, value: Any, placed: bool, done: dict[int, Any]) -> None:
-        for item in _inside(value):
+        for item in inside(value):
             if isinstance(item, torch.nn.Module) and id(item) not in done:
                 done[id(item)] = self.prepare_model(item, device_placement=placed)
 
     def _prepare_rest(self, value: Any, placed: bool, done: dict[int, Any]) -> None:
-        for item in _inside(value):
+        for item in inside(value):
             if id(item) in done:
                 continue
             if isinstance(item, torch.optim.Optimizer):
@@ -394,7 +251,7 @@ class Accelerator:
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _LATER_MEMBERS:
+        if name in arguments.LATER_MEMBERS:
             raise AttributeError(
                 f"Accelerator.{name} is not available in this version of nbdist yet", name=name, obj=self
             )
@@ -415,20 +272,13 @@ _HALF = frozenset({torch.float16, torch.bfloat16})
 _STAYS = "an Accelerator belongs to its rank"
 
 
-def _refuse(later: dict[str, Any]) -> None:
-    """Arguments that are not there: an error, unless the value asks for what happens anyway."""
-    for name, value in later.items():
-        if name not in _LATER:
-            known = "device_placement, cpu, kwargs_handlers, strategy"
-            raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
-        if not any(value is harmless or value == harmless for harmless in _LATER[name]):
-            raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")
-    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()  # a launcher's, as Accelerate sets it
-    if asked not in ("", "no") and later.get("mixed_precision") is None:
-        raise NotImplementedError(
-            f"mixed precision {asked!r} (the launcher's; ACCELERATE_MIXED_PRECISION) is not available in this version "
-            "of nbdist yet. Accelerator(mixed_precision='no') trains in full precision"
-        )
+def _strategy(name: str | None, process: state.Process, handlers: arguments.Handlers) -> strategies.Strategy:
+    options: dict[str, Any] = {}
+    if (name or strategies.choose(process)[0]) == "ddp":  # one process: there is nothing that they could change
+        options = arguments.given(handlers.get(DistributedDataParallelKwargs))
+        for later in ("comm_hook", "comm_wrapper", "comm_state_option"):
+            options.pop(later, None)
+    return strategies.create(name, process, **options)
 
 
 def _one_element(loss: torch.Tensor) -> torch.Size:
@@ -440,26 +290,6 @@ def _one_element(loss: torch.Tensor) -> torch.Size:
 def _compiled(model: Any) -> Any:
     """What torch.compile has wrapped; None when it has not."""
     return getattr(model, "_orig_mod", None)
-
-
-def _inside(value: Any) -> list[Any]:
-    """The objects in plain tuples, lists and dicts."""
-    if type(value) is dict:
-        value = list(value.values())
-    if type(value) in (list, tuple):
-        return [item for one in value for item in _inside(one)]
-    return [value]
-
-
-def _replaced(value: Any, done: dict[int, Any]) -> Any:
-    """`value` with what was prepared in place of the originals; the very object where nothing in it was."""
-    if type(value) is dict:
-        items = {key: _replaced(item, done) for key, item in value.items()}
-        return items if any(items[key] is not value[key] for key in items) else value
-    if type(value) in (list, tuple):
-        new = [_replaced(item, done) for item in value]
-        return type(value)(new) if any(one is not other for one, other in zip(new, value, strict=True)) else value
-    return done.get(id(value), value)
 
 
 register_exporter(PreparedOptimizer, unwrap=lambda prepared: prepared.optimizer)

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from nbdist import Accelerator
-from nbdist import accelerator as accelerator_module
+from nbdist import Accelerator, arguments
 from nbdist.data.loader import Prepared
 from nbdist.shipping.exporters import exporter_of
 from nbdist.strategies.optimizer import PreparedOptimizer
@@ -50,7 +49,7 @@ def test_arguments_have_names() -> None:
 
 def test_members_that_a_later_version_brings() -> None:
     accelerator = Accelerator()
-    for name in accelerator_module._LATER_MEMBERS:
+    for name in arguments.LATER_MEMBERS:
         assert not hasattr(accelerator, name) and not hasattr(Accelerator, name)
         with pytest.raises(AttributeError, match=rf"^Accelerator\.{name} is not available in this version"):
             getattr(accelerator, name)

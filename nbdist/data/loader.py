@@ -25,40 +25,10 @@ from torch.utils.data import (
 
 from nbdist import state
 from nbdist.data import randomness
+from nbdist.data.cursor import Cursor, Position
 from nbdist.data.move import send_to_device
 from nbdist.data.plan import FlatPlan, LazyPlan, by_batch, by_sample
 from nbdist.data.stream import ShardedIterable, Tail, TailCollate
-
-
-class Position:
-    """Where a prepared loader is, over all its iterators.
-
-    `delivered` counts batches that reached the user in this epoch, not those fetched ahead. `used` says that
-    training took
-    one of them: then a `break` moves on to the next epoch; a mere peek uses nothing up.
-    """
-
-    __slots__ = ("delivered", "epoch", "used")
-
-    def __init__(self) -> None:
-        self.epoch = self.delivered = 0
-        self.used = False
-
-    def begin(self) -> int:
-        """A new iteration starts; returns its epoch."""
-        if self.used and self.delivered:
-            self.epoch += 1
-        self.delivered, self.used = 0, False
-        return self.epoch
-
-
-class Cursor:
-    """The batch in hand of one running iterator: its real rows on this rank (`local`) and on all ranks (`total`)."""
-
-    __slots__ = ("local", "position", "total")
-
-    def __init__(self, position: Position) -> None:
-        self.position, self.local, self.total = position, 0, 0
 
 
 class IndexStream:
@@ -218,12 +188,15 @@ class Inside:
 
 
 def _planned(inner: Iterator[Any], plan: FlatPlan | LazyPlan, cursor: Cursor) -> Iterator[Any]:
-    full = plan.full_steps
-    if full:
+    cursor.plan = plan
+    ragged = plan.ragged  # the steps before are alike, and none of them is the last
+    if ragged:
         cursor.local, cursor.total = plan.counts(0)
     for step, batch in enumerate(inner):
-        if step >= full:
+        cursor.step = step
+        if step >= ragged:
             cursor.local, cursor.total = plan.counts(step)
+            cursor.last = plan.is_last(step)
         yield batch
 
 

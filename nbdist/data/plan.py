@@ -41,6 +41,7 @@ class FlatPlan:
         left = 0 if drop_last else self.rows - self.full_steps * batch * ranks
         self.tail = shares(left, ranks) if left else []  # each rank's size of the short last step
         self.steps = self.full_steps + bool(left)
+        self.ragged = max(min(self.full_steps, self.steps - 1), 0)  # the first step that may be short, or the last
 
     def batches(self, start: int) -> Iterator[list[int]]:
         """This rank's indices, from step `start` on."""
@@ -65,6 +66,15 @@ class FlatPlan:
             return self.batch, self.batch * self.ranks * self.copies
         return self.tail[self.rank], sum(self.tail) * self.copies
 
+    def is_last(self, step: int) -> bool:
+        return step == self.steps - 1
+
+    def total(self, step: int, steps: int) -> int:
+        """Real samples of all ranks in so many steps from this one on, or as many as there are."""
+        whole = self.batch * self.ranks
+        end = self.full_steps * whole + sum(self.tail)
+        return (min(end, (step + steps) * whole) - step * whole) * self.copies
+
 
 class LazyPlan:
     """The plan for a sampler that can only be asked for the next one: it may be endless, or decide as it goes.
@@ -81,7 +91,7 @@ class LazyPlan:
     def __init__(self, groups: Iterator[list[list[int]]], sandbox: Sandbox, rank: int, copies: int = 1) -> None:
         self._groups, self._sandbox, self._rank, self._copies = groups, sandbox, rank, copies
         self._counts: dict[int, tuple[int, int]] = {}  # of steps given out and not yet delivered
-        self.full_steps = 0  # no step is known to be like the others
+        self.ragged = 0  # no step is known to be like the others
 
     def batches(self, start: int) -> Iterator[list[int]]:
         step = 0
@@ -99,6 +109,12 @@ class LazyPlan:
 
     def counts(self, step: int) -> tuple[int, int]:
         return self._counts.pop(step)
+
+    def is_last(self, step: int) -> bool:
+        return False
+
+    def total(self, step: int, steps: int) -> int | None:
+        return None
 
 
 def by_batch(batches: Callable[[], Iterable[Sequence[int]]], ranks: int) -> Iterator[list[list[int]]]:

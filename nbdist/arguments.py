@@ -1,0 +1,132 @@
+"""The Accelerator's arguments: which are known, which come later, and what the handlers say."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, TypeVar
+
+from nbdist import kwargs
+
+H = TypeVar("H")
+
+# Accelerate's arguments that a later version brings, with the values that mean what happens now.
+_LATER: dict[str, tuple[Any, ...]] = {
+    "split_batches": (False,),
+    "mixed_precision": (None, "no"),
+    "gradient_accumulation_steps": (1,),
+    "dataloader_config": (None,),
+    "deepspeed_plugin": (None,),
+    "deepspeed_plugins": (None,),
+    "fsdp_plugin": (None,),
+    "megatron_lm_plugin": (None,),
+    "rng_types": (None,),
+    "log_with": (None,),
+    "project_dir": (None,),
+    "project_config": (None,),
+    "gradient_accumulation_plugin": (None,),
+    "step_scheduler_with_optimizer": (True,),
+    "dynamo_backend": (None, "no"),
+    "dynamo_plugin": (None,),
+    "parallelism_config": (None,),
+}
+
+# The public names of Accelerate's Accelerator that a later version brings.
+LATER_MEMBERS = frozenset(
+    {
+        "accumulate",
+        "autocast",
+        "check_trigger",
+        "clear",
+        "clip_grad_value_",
+        "end_training",
+        "free_memory",
+        "gather_for_metrics",
+        "get_state_dict",
+        "get_tracker",
+        "gradient_accumulation_steps",
+        "init_trackers",
+        "join_uneven_inputs",
+        "load_state",
+        "log",
+        "logging_dir",
+        "mixed_precision",
+        "no_sync",
+        "on_local_process",
+        "on_process",
+        "optimizer_step_was_skipped",
+        "prepare_scheduler",
+        "profile",
+        "project_dir",
+        "register_for_checkpointing",
+        "register_load_state_pre_hook",
+        "register_save_state_pre_hook",
+        "save",
+        "save_model",
+        "save_state",
+        "set_trigger",
+        "split_between_processes",
+        "trigger_sync_in_backward",
+        "unscale_gradients",
+        "verify_device_map",
+    }
+)
+
+_HANDLERS = (kwargs.DistributedDataParallelKwargs,)
+
+
+class Handlers:
+    """The `kwargs_handlers`: at most one of each kind.
+
+    Raises:
+        TypeError: an object of another kind. ValueError: two of one kind.
+    """
+
+    def __init__(self, handlers: list[Any] | None) -> None:
+        self._by_type: dict[type, Any] = {}
+        for handler in handlers or ():
+            if not isinstance(handler, _HANDLERS):
+                known = ", ".join(one.__name__ for one in _HANDLERS)
+                raise TypeError(f"kwargs_handlers: {type(handler).__name__} is not known; there is {known}")
+            if type(handler) in self._by_type:
+                raise ValueError(f"kwargs_handlers has two {type(handler).__name__}; give one")
+            self._by_type[type(handler)] = handler
+
+    def get(self, kind: type[H]) -> H | None:
+        """The handler of this kind, if one was given."""
+        return self._by_type.get(kind)
+
+
+def given(handler: Any) -> dict[str, Any]:
+    """A handler's fields that are not None."""
+    if handler is None:
+        return {}
+    return {
+        field.name: value
+        for field in dataclasses.fields(handler)
+        if (value := getattr(handler, field.name)) is not None
+    }
+
+
+def refuse_positional(positional: tuple[Any, ...]) -> None:
+    if positional:
+        raise TypeError(
+            "Accelerator takes its arguments by name only, such as Accelerator(cpu=True); given without a name: "
+            + ", ".join(map(repr, positional))
+        )
+
+
+def refuse_later(later: dict[str, Any]) -> None:
+    """Arguments that are not there: an error, unless the value asks for what happens anyway."""
+    for name, value in later.items():
+        if name not in _LATER:
+            known = "device_placement, cpu, kwargs_handlers, strategy"
+            raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
+        if not any(value is harmless or value == harmless for harmless in _LATER[name]):
+            raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()  # a launcher's, as Accelerate sets it
+    if asked not in ("", "no") and later.get("mixed_precision") is None:
+        raise NotImplementedError(
+            f"mixed precision {asked!r} (the launcher's; ACCELERATE_MIXED_PRECISION) is not available in this version "
+            "of nbdist yet. Accelerator(mixed_precision='no') trains in full precision"
+        )

@@ -1,0 +1,55 @@
+"""Where a running iterator of a prepared loader is: what the Accelerator weighs and ends its windows by."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Counts(Protocol):
+    """A plan as a cursor reads it: what is known of the batches to come."""
+
+    def total(self, step: int, steps: int) -> int | None:
+        """Real samples of all ranks in `steps` batches from `step` on (as far as there are any); None: not known."""
+
+
+class Position:
+    """Where a prepared loader is, over all its iterators.
+
+    `delivered` counts batches that reached the user in this epoch, not those fetched ahead. `used` says that
+    training took one of them: then a `break` moves on to the next epoch; a mere peek uses nothing up.
+    """
+
+    __slots__ = ("delivered", "epoch", "used")
+
+    def __init__(self) -> None:
+        self.epoch = self.delivered = 0
+        self.used = False
+
+    def begin(self) -> int:
+        """A new iteration starts; returns its epoch."""
+        if self.used and self.delivered:
+            self.epoch += 1
+        self.delivered, self.used = 0, False
+        return self.epoch
+
+
+class Cursor:
+    """The batch in hand of one running iterator.
+
+    `local` and `total`: its real rows on this rank, and on all ranks. `step`: its number in the epoch, from 0. `last`:
+    it is known to be the last one.
+    """
+
+    __slots__ = ("last", "local", "plan", "position", "step", "total")
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.local = self.total = 0
+        self.step, self.last = -1, False
+        self.plan: Counts | None = None
+
+    def ahead(self, steps: int) -> int | None:
+        """Real samples of all ranks in this batch and the next, `steps` in all or as many as there are; None: not
+        known.
+        """
+        return None if self.plan is None else self.plan.total(self.step, steps)
