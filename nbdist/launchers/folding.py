@@ -7,25 +7,21 @@ behind it, and may have lines of their own; nothing here waits for ever, and not
 
 from __future__ import annotations
 
-import bisect
 import collections
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.launchers import alike
+from nbdist.launchers.differing import Differing, Item
+from nbdist.launchers.lead_lines import LeadLines
 
 MOVED_ON = 0.25  # seconds that a line waits when the lead has written others in its place
 BEHIND = 1.0  # ... when the lead has written nothing more: it may be slower
 WRITING = 4.0  # ... more at most, while the lead is at a line that it has not ended
-SHARED = 0.1  # seconds that a line which differs waits for other ranks with the same
-BESIDE = 64  # lines that differ, before which one of another rank may still be put
-MOST_LINES, MOST_LETTERS = 50_000, 8 << 20  # of the lead, that others may still be compared with
 MOST_WAITING, MOST_WAITING_LETTERS = 10_000, 16 << 20  # lines of one rank that wait
 LOOK = 32  # waiting lines of a rank that are looked up for the place where it goes on with the lead
-NEAR = (
-    8  # lines of one key whose times are looked at; lines skipped, by either, without more evidence than one equal line
-)
+NEAR = 8  # lines skipped, by either, without more evidence than one equal line
 SURE = 3  # ... by a line that the lead wrote more than once
 
 # A display's key: this, its text, END, what else it shows; so no printed line is taken for one.
@@ -52,33 +48,11 @@ class _Line:
 
 
 @dataclass
-class _Item:
-    """A line of the lead (`place` is its number) or one that differs, shown before the lead's line of that number."""
-
-    place: int
-    text: str
-    since: float
-    ranks: set[int]
-    what: Any = None
-    names: tuple[str, ...] = ()  # other ranks' lines with one of these are the same
-    shape: str = ""
-    out: bool = False
-
-
-@dataclass
-class _Differing:
-    """Lines that differ, all before the same line of the lead, in the order in which they are shown."""
-
-    since: float
-    items: list[_Item] = field(default_factory=list)
-
-
-@dataclass
 class _Other:
     waiting: collections.deque[_Line] = field(default_factory=collections.deque)
     letters: int = 0
     at: int = 0  # the lead's line with which it goes on
-    last: _Item | None = None  # the last line of its own
+    last: Item | None = None  # the last line of its own
     absent: tuple[int, int] = (0, 0)  # so many of its first waiting lines are not among the lead's up to this number
     far: bool = False  # its first waiting line has its match far on, and needs evidence
 
@@ -108,15 +82,10 @@ class Folder:
         self._known = everyone is not None
         self._others = {rank: _Other() for rank in everyone or () if rank != lead}
         self._world = len(self._others) + 1 if self._known else None  # for `[3/8]`
-        # the lead's lines, from number _first on
-        self._first = 0
-        self._texts: collections.deque[tuple[str, str, int]] = collections.deque()  # text, key, its letters
-        self._letters = 0
+        self._lines = LeadLines()
         self._heard = 0.0  # when the lead wrote last
-        self._places: dict[str, list[int]] = {}
-        self._held: collections.deque[_Item] = collections.deque()  # lines of the lead that were not given out
-        self._differing: dict[int, _Differing] = {}  # by place
-        self._order: list[int] = []  # the places, sorted
+        self._held: collections.deque[Item] = collections.deque()  # lines of the lead that were not given out
+        self._differing = Differing()
 
     # ---------------------------------------------------------------- lines come
 
@@ -151,28 +120,12 @@ class Folder:
             self._settle(rank, now)
 
     def _add_lead(self, text: str, key: str, now: float, what: Any) -> None:
-        place = self._first + len(self._texts)
         known = len(text) <= alike.LONGEST and not key.startswith(DISPLAY)
-        letters = len(text) if known else len(key)
-        self._texts.append((text if known else "", key, letters))
-        self._letters += letters
-        self._places.setdefault(key, []).append(place)
+        place = self._lines.add(text if known else "", key)
         if self.hold_lead:
-            self._held.append(_Item(place, text, now, {self.lead}, what))
-        while len(self._texts) > MOST_LINES or (self._letters > MOST_LETTERS and len(self._texts) > 1):
-            _, gone, letters = self._texts.popleft()
-            self._letters -= letters
-            places = self._places[gone]
-            del places[0]
-            if not places:
-                del self._places[gone]
-            self._first += 1
+            self._held.append(Item(place, text, now, {self.lead}, what))
 
     # ---------------------------------------------------------------- matching
-
-    @property
-    def _end(self) -> int:
-        return self._first + len(self._texts)
 
     def _forms(self, line: _Line, rank: int) -> list[str]:
         if line.forms is None:
@@ -181,7 +134,7 @@ class Folder:
 
     def _same(self, line: _Line, rank: int, place: int) -> bool:
         """Whether this line is the lead's at that place."""
-        text, key, _ = self._texts[place - self._first]
+        text, key = self._lines[place]
         if text == line.text != "":
             return True
         return (line.key == key or key in self._forms(line, rank)) and self._near(line, text)
@@ -193,28 +146,17 @@ class Folder:
 
     def _find(self, line: _Line, rank: int, start: int) -> tuple[int, bool] | None:
         """The first line of the lead from `start` on that is this one, and whether it is the only such."""
-        best: tuple[int, bool] | None = None
-        for key in (line.key, *self._forms(line, rank)):
-            places = self._places.get(key)
-            if places is None:
-                continue
-            first = bisect.bisect_left(places, start)
-            for index in range(first, min(first + NEAR, len(places))):
-                if best is not None and places[index] >= best[0]:
-                    break
-                if self._near(line, self._texts[places[index] - self._first][0]):
-                    best = places[index], index == len(places) - 1
-                    break
-        return best
+        keys = (line.key, *self._forms(line, rank))
+        return self._lines.find(keys, start, lambda text: self._near(line, text))
 
     def _settle(self, rank: int, now: float, force: bool = False) -> None:
         """Fold what can be folded, and let go of what has waited long enough."""
         other = self._others[rank]
         waiting = other.waiting
         while waiting:
-            other.at = max(other.at, self._first)
+            other.at = max(other.at, self._lines.first)
             line = waiting[0]
-            if other.at < self._end and self._same(line, rank, other.at):
+            if other.at < self._lines.end and self._same(line, rank, other.at):
                 self._fold(rank, other, line)
                 continue
             found = self._sync(other, rank, force)
@@ -224,7 +166,7 @@ class Folder:
                     self._differs(rank, other, now, place)
                 other.at = place
                 continue
-            if other.at < self._end:
+            if other.at < self._lines.end:
                 limit = line.since + MOVED_ON
             else:
                 limit = max(line.since, min(self._heard, line.since + WRITING)) + BEHIND
@@ -233,17 +175,17 @@ class Folder:
             full = len(waiting) > MOST_WAITING or other.letters > MOST_WAITING_LETTERS
             if not (force or full or now >= limit):
                 break
-            self._differs(rank, other, now, self._end)
+            self._differs(rank, other, now, self._lines.end)
 
     def _sync(self, other: _Other, rank: int, force: bool) -> tuple[int, int] | None:
         """Where this rank goes on with the lead: (the lead's line, how many waiting lines come before that); the
         nearest such, skipped lines of both counted. A line far on, or one of many equal ones, is no evidence.
         """
         best: tuple[int, int] | None = None
-        least = len(self._texts) + LOOK + 1
+        least = len(self._lines) + LOOK + 1
         other.far = False
-        known = other.absent[0] if other.absent[1] == self._end else 0
-        other.absent = (known, self._end)
+        known = other.absent[0] if other.absent[1] == self._lines.end else 0
+        other.absent = (known, self._lines.end)
         for skipped in range(known, min(LOOK, len(other.waiting))):
             if skipped >= least:
                 break
@@ -251,7 +193,7 @@ class Folder:
             found = self._find(line, rank, other.at)
             if found is None:
                 if other.absent[0] == skipped:
-                    other.absent = (skipped + 1, self._end)
+                    other.absent = (skipped + 1, self._lines.end)
                 continue
             place, only = found
             cost = place - other.at + skipped
@@ -277,7 +219,7 @@ class Folder:
 
     def _fold(self, rank: int, other: _Other, line: _Line) -> None:
         """The lead wrote this line too."""
-        text, key, _ = self._texts[other.at - self._first]
+        text, key = self._lines[other.at]
         place = other.at
         if self.hold_lead:
             item = self._held[place - self._held[0].place] if self._held and place >= self._held[0].place else None
@@ -311,7 +253,7 @@ class Folder:
         line = self._take(other)
         shape = _shape(line.key)
         # behind its counterpart: `loss 0.3` behind `loss 0.2`
-        if other.at < limit and shape == _shape(self._texts[other.at - self._first][1]):
+        if other.at < limit and shape == _shape(self._lines[other.at][1]):
             other.at += 1
             if line.what is not None and not self.hold_lead and _is_told(line):
                 line.what = None
@@ -319,37 +261,11 @@ class Folder:
         names: tuple[str, ...] = (line.key, "\1" + alike.without_rank(line.key, rank, self._world))
         if line.what is None:
             names = (*names, "\2" + line.text)
-        group = self._differing.get(place)
-        if group is None:
-            group = self._differing[place] = _Differing(now)
-            bisect.insort(self._order, place)
-        items = group.items
-        start = self._behind(other.last, items)
-        for index in range(start, len(items)):
-            item = items[index]
-            if rank in item.ranks or set(names).isdisjoint(item.names):
-                continue
-            if self._near(line, item.text):
-                item.ranks.add(rank)
-                other.last = item
-                if item.text != line.text and not line.key.startswith(DISPLAY):
-                    self._count(rank, item.text, item.names[0], line)
-                return
-        while start < len(items) and items[start].shape == shape and min(items[start].ranks) < rank:
-            start += 1
-        other.last = _Item(place, line.text, now, {rank}, line.what, names, shape)
-        items.insert(start, other.last)
-
-    @staticmethod
-    def _behind(last: _Item | None, items: list[_Item]) -> int:
-        """Where in these lines a rank may have its next, if `last` was the last of its own."""
-        first = max(0, len(items) - BESIDE)
-        if last is None or last.out or not items or last.place != items[0].place:
-            return first
-        for index in range(len(items) - 1, first - 1, -1):
-            if items[index] is last:
-                return index + 1
-        return len(items)
+        mine = Item(place, line.text, now, {rank}, line.what, names, shape)
+        shown = self._differing.put(mine, other.last, lambda text: self._near(line, text), now)
+        other.last = shown
+        if shown is not mine and shown.text != line.text and not line.key.startswith(DISPLAY):
+            self._count(rank, shown.text, shown.names[0], line)
 
     # ---------------------------------------------------------------- lines go
 
@@ -358,16 +274,12 @@ class Folder:
         for rank, other in self._others.items():
             if other.waiting:
                 self._settle(rank, now, force)
-        out: list[_Item] = []
+        out: list[Item] = []
         while True:
-            if self._order and (not self._held or self._order[0] <= self._held[0].place):
-                group = self._differing[self._order[0]]
-                if not force and now - group.since < SHARED:
+            first = self._differing.first
+            if first is not None and (not self._held or first <= self._held[0].place):
+                if not self._differing.let_go(now, force, out):
                     break
-                self._let_go(group, now, force, out)
-                if group.items:
-                    break
-                del self._differing[self._order.pop(0)]
             elif self._held:
                 item = self._held[0]
                 passed = self._known and all(other.at > item.place for other in self._others.values())
@@ -378,28 +290,17 @@ class Folder:
                 break
         return [Shown(tuple(sorted(item.ranks)), item.text, item.what) for item in out]
 
-    @staticmethod
-    def _let_go(group: _Differing, now: float, force: bool, out: list[_Item]) -> None:
-        """All up to the last that has waited: those before it may be younger, but none of them is shown behind it."""
-        count = len(group.items)
-        if not force:
-            while count > 1 and now - group.items[count - 1].since < SHARED / 2:
-                count -= 1
-        for item in group.items[:count]:
-            item.out = True
-        out += group.items[:count]
-        del group.items[:count]
-        group.since = min((item.since for item in group.items), default=now)
-
     @property
     def held(self) -> int:
         """Letters of the lead that are kept for the others."""
-        return self._letters
+        return self._lines.letters
 
     @property
     def waiting(self) -> bool:
         """Whether something is held back that time alone will let go."""
-        return bool(self._order or self._held or any(other.waiting for other in self._others.values()))
+        return self._differing.first is not None or bool(
+            self._held or any(other.waiting for other in self._others.values())
+        )
 
 
 def _shape(key: str) -> str:

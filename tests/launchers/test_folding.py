@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.launchers import alike, folding
+from nbdist.launchers import alike, differing, folding, lead_lines
 from nbdist.launchers.folding import Folder, Shown
 
 # ------------------------------------------------------------------ what is alike
@@ -391,16 +391,16 @@ def test_a_line_waits_for_a_lead_that_is_slower_but_not_for_ever() -> None:
     folder.add(1, ["mine"], 10.0)
     assert folder.ready(10.0) == []
     folder.ready(10.0 + folding.BEHIND)
-    assert folder.ready(10.01 + folding.BEHIND + folding.SHARED) == [Shown((1,), "mine")]
+    assert folder.ready(10.01 + folding.BEHIND + differing.SHARED) == [Shown((1,), "mine")]
 
 
 def test_a_line_of_ten_megabytes_is_compared_and_not_kept() -> None:
     shown, folder = fold(["z" * 10_000_000, "after"], ["z" * 10_000_000, "after"])
-    assert shown == [] and folder._letters < 1000
+    assert shown == [] and folder.held < 1000
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "MOST_LINES", 100)
+    monkeypatch.setattr(lead_lines, "MOST_LINES", 100)
     monkeypatch.setattr(folding, "MOST_WAITING", 50)
     folder = Folder(0, (0, 1))
     shown = []
@@ -408,7 +408,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.add(0, [f"lead {i} x"], 0.0)
         folder.add(1, [f"mine {i} y"], 0.0)
         shown += folder.ready(0.0)
-    assert len(folder._texts) == 100 and sum(map(len, folder._places.values())) == 100
+    assert len(folder._lines) == 100 and sum(map(len, folder._lines._places.values())) == 100
     assert len(folder._others[1].waiting) <= 51
     shown += folder.ready(0.0, force=True)
     assert [one.text for one in shown] == [f"mine {i} y" for i in range(1000)]
