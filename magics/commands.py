@@ -144,7 +144,7 @@ def _stop(session: Session, rest: str) -> None:
     # The notebook is measured too: what it shared with the ranks is all its own afterwards.
     before, on_device = footprint([os.getpid()]), on_gpus(pools)
     for pool in pools:
-        with pool.taken_over("`%distributed stop`"):
+        with pool.turn.take_over("`%distributed stop`"):
             lost = state_on_ranks(pool)
             pool.end()
         print(f"ended: {pool.options}{lost}")
@@ -160,7 +160,7 @@ def _restart(session: Session, rest: str) -> None:
     if not pools and not rest:
         raise NotOnTheRanks("there are no ranks to restart: a %%distributed cell starts them")
     for pool in pools:
-        with pool.taken_over("`%distributed restart`"):
+        with pool.turn.take_over("`%distributed restart`"):
             lost = state_on_ranks(pool)
             start = time.monotonic()
             pool.start()
@@ -185,7 +185,7 @@ def _pull(session: Session, rest: str) -> None:
         only=frozenset({rest}),
         limit=_NO_LIMIT,
     )
-    with pool.turn():
+    with pool.turn.take():
         settle(pool, screen)
         run_cell(pool, request, screen).conclude(screen)
     value = session.shell.user_ns.get(rest)
@@ -198,7 +198,7 @@ def _pull(session: Session, rest: str) -> None:
 def _resync(session: Session, rest: str) -> None:
     pool = _last(session)
     screen = NotebookScreen(session.shell, "merged", 0)
-    with pool.turn():
+    with pool.turn.take():
         settle(pool, screen)
         answers = pool.ask(range(pool.size), "resync", 600.0)
     if len(answers) < pool.size:

@@ -77,7 +77,7 @@ class Debugger:
         elif force or self._shell.call_pdb:
             sys.stdout.flush()
             try:
-                with failed.pool.turn():
+                with failed.pool.turn.take():
                     _Session(failed).run()
             except RanksBusy as error:
                 print(f"nbdist: %debug: {error}", file=sys.stderr)

@@ -99,7 +99,7 @@ class Distributed:
             pool = self.session.pool_for(options, lambda size: NotebookScreen(self.shell, "merged", 0))
             if not pool.started and options.only is None:
                 import_meanwhile(self.session, source.source)
-            with pool.turn():
+            with pool.turn.take():
                 request, screen = self._prepare(pool, options, source)
                 result = run_cell(pool, request, screen)
         except (

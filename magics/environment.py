@@ -10,7 +10,7 @@ from nbdist.config.cores import threads_for
 from nbdist.config.machine import Facts
 from nbdist.config.report import sections, write
 from nbdist.launchers import client
-from nbdist.launchers.pool import PoolOptions
+from nbdist.launchers.devices import PoolOptions
 from nbdist.magics.options import Options
 from nbdist.magics.session import Session
 

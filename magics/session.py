@@ -11,9 +11,9 @@ from typing import Any
 from nbdist.config.detect import Choice, choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.cell import Screen
-from nbdist.launchers.devices import check_free, in_the_way
+from nbdist.launchers.devices import PoolOptions, check_free, in_the_way
 from nbdist.launchers.errors import RanksBusy
-from nbdist.launchers.pool import Pool, PoolOptions
+from nbdist.launchers.pool import Pool
 from nbdist.launchers.settling import state_on_ranks
 from nbdist.magics import settings
 from nbdist.magics.autoreload import Autoreload
@@ -67,7 +67,7 @@ class Session:
         size, key = choice.ranks, PoolOptions.of(choice, RUNNER)
         pool = self.pools.get(key)
         if pool is not None and options.fresh and pool.started:
-            with pool.turn():
+            with pool.turn.take():
                 screen(size).notice(f"new ranks, as asked{state_on_ranks(pool)}")
                 pool.end()
         if pool is None:
@@ -89,7 +89,7 @@ class Session:
         idle = [other for other in idle if in_the_way(wanted.options, other.options)]
         check_free(wanted.options, {pid for other in idle for pid in other.pids})
         for other in idle:
-            with other.turn():
+            with other.turn.take():
                 screen.notice(f"the {other.options} were ended: their devices are needed{state_on_ranks(other)}")
                 other.end()
 
@@ -130,7 +130,7 @@ class Session:
     def end(self) -> None:
         """End every rank and the supervisor."""
         for pool in self.pools.values():
-            with contextlib.suppress(RanksBusy), pool.taken_over("the extension's end"):
+            with contextlib.suppress(RanksBusy), pool.turn.take_over("the extension's end"):
                 pool.end()
         self.pools.clear()
         self.last = None

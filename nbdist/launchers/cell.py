@@ -232,7 +232,7 @@ class CellRun:
                 except RanksEnded as error:
                     trouble = error.with_traceback(None)  # where it met us says nothing
                 self.stoppable = False
-                pool.keep_ending_to_yourself()
+                pool.turn.keep_ending_to_yourself()
                 result = self._end(shipment, interrupted, trouble)
             if self.presses and not result.interrupted and result.error is None:
                 result.interrupted = result.had_ended = True  # Run All stops all the same

@@ -14,9 +14,9 @@ from typing import Any
 
 from nbdist.config.detect import Choice, choose_ranks
 from nbdist.launchers import client
+from nbdist.launchers.devices import PoolOptions
 from nbdist.launchers.errors import NotTakenOver, StartFailed
 from nbdist.launchers.launch import Call, Values, as_arguments, check_place, name_of, shown_as_here
-from nbdist.launchers.pool import PoolOptions
 from nbdist.launchers.screen import MergedScreen
 from nbdist.shipping import CannotShip
 

@@ -8,40 +8,26 @@ import os
 import queue
 import secrets
 import signal
-import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nbdist import system
 from nbdist.config.cores import threads_for
 from nbdist.launchers.client import Supervisor, SupervisorLost
 from nbdist.launchers.descriptors import check_descriptors
-from nbdist.launchers.devices import PoolOptions as PoolOptions
-from nbdist.launchers.devices import who_is_there
-from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, RanksEnded, StartFailed
+from nbdist.launchers.devices import PoolOptions, who_is_there
+from nbdist.launchers.errors import NotOnTheRanks, StartFailed
 from nbdist.launchers.late import LateCells
 from nbdist.launchers.reader import Event, Reader
 from nbdist.launchers.shield import shielded
+from nbdist.launchers.starting import make_files, specs_of, surroundings, wait_for_ready
+from nbdist.launchers.turn import Turn
 from nbdist.shipping import Home, RankedValue, handle_facts
-from nbdist.shipping.link import Link, LinkClosed
+from nbdist.shipping.link import LinkClosed
 
-START_LIMIT = 60.0  # seconds for every rank to say that it is ready
-TAKE_OVER_LIMIT = (
-    10.0  # seconds for another thread's cell to end when it is told, and once more when its ranks are killed
-)
 ANSWER_LIMIT = 30.0  # seconds for an idle rank to answer a question
-
-
-def surroundings() -> dict[str, Any]:
-    """What a cell finds around it in this process."""
-    try:
-        folder = os.getcwd()
-    except OSError:
-        folder = os.sep
-    return {"environment": dict(os.environ), "folder": folder, "path": list(sys.path), "argv": list(sys.argv)}
 
 
 class Pool:
@@ -74,58 +60,9 @@ class Pool:
         self._owner: Supervisor | None = None
         self._told: dict[str, Any] | None = None
         self._queries = itertools.count(1)
-        self._turn = threading.Lock()
-        self._ending = ""  # by what another thread ends these ranks, until that is told to who has the turn
+        self.turn = Turn(self)
         self.reader: Reader | None = None
         self.black_boxes: list[int] = []
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """One cell at a time.
-
-        Raises:
-            RanksBusy: another thread has its turn.
-        """
-        if not self._turn.acquire(blocking=False):
-            raise RanksBusy(
-                f"another thread runs a cell on these {self.options}: wait for it, or use another number of ranks"
-            )
-        try:
-            yield
-        finally:
-            self._turn.release()
-
-    @contextlib.contextmanager
-    def taken_over(self, by: str) -> Iterator[None]:
-        """The turn, also where another thread has it: what it runs is stopped as by Stop, and ends with RanksEnded.
-
-        Args:
-            by: what does this, for that error's message.
-
-        Raises:
-            RanksBusy: the other thread does not come back, though its ranks were killed.
-        """
-        if not self._turn.acquire(blocking=False):
-            self._ending = by
-            try:
-                if (reader := self.reader) is not None:
-                    reader.put_urgent(Event(-1, "ending"))
-                if not self._turn.acquire(timeout=TAKE_OVER_LIMIT):
-                    self.kill(range(len(self.pids)))
-                    if not self._turn.acquire(timeout=TAKE_OVER_LIMIT):
-                        raise RanksBusy(
-                            f"the {self.options} were killed, and the thread that runs a cell on them does not end it"
-                        )
-            finally:
-                self._ending = ""
-        try:
-            yield
-        finally:
-            self._turn.release()
-
-    def keep_ending_to_yourself(self) -> None:
-        """Who has the turn ends by itself now, and must not be disturbed: no RanksEnded from here on."""
-        self._ending = ""
 
     # ---------------------------------------------------------------- start and end
 
@@ -147,7 +84,7 @@ class Pool:
                 port = owner.up()["port"]
                 with shielded():
                     self._fork(owner, port)
-                self._wait_for_ready()
+                wait_for_ready(self)
                 return
             except BaseException as error:
                 with shielded():
@@ -162,26 +99,10 @@ class Pool:
         around = surroundings()
         threads, self.why_threads = threads_for(self.size, around["environment"])
         self.threads = threads
-        specs: list[dict[str, Any]] = [
-            {
-                "rank": rank,
-                "world_size": self.size,
-                "pool": self.name,
-                "port": port,
-                "device": self.options.device,
-                "devices": self.options.devices,
-                "variable": self.options.variable,
-                "why": f"rank {rank} of {self.options}",
-                "threads": threads,
-                "runner": self.options.runner,
-                "surroundings": around,
-                "notebook": os.getpid(),
-            }
-            for rank in range(self.size)
-        ]
+        specs = specs_of(self, port, around)
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:  # ours are closed too where it fails
             try:
-                links, pipes, boxes, files = self._make_files(ours, theirs)
+                links, pipes, boxes, files = make_files(self.size, ours, theirs)
                 self.pids = owner.request("start", files, pool=self.name, specs=specs)["pids"]
             except (SupervisorLost, OSError) as error:
                 raise StartFailed(f"cannot start {self.options}: {error}") from None
@@ -193,64 +114,6 @@ class Pool:
         self.alive = set(range(self.size))
         self.reader = Reader(links, pipes, self.mark)
         self.reader.late = self.late
-
-    def _make_files(
-        self, ours: contextlib.ExitStack, theirs: contextlib.ExitStack
-    ) -> tuple[list[Link], list[tuple[int, int, int]], list[int], list[int]]:
-        """(links, pipes, black boxes) that stay here, and the ranks' ends of all; each is closed by its stack."""
-        links: list[Link] = []
-        pipes: list[tuple[int, int, int]] = []
-        boxes: list[int] = []
-        files: list[int] = []
-        for _ in range(self.size):
-            here, there = socket.socketpair()
-            ours.callback(here.close)
-            theirs.callback(there.close)
-            links.append(Link(here))
-            files.append(there.fileno())
-            readers = []
-            for _ in range(3):
-                reader, writer = os.pipe()
-                ours.callback(os.close, reader)
-                theirs.callback(os.close, writer)
-                readers.append(reader)
-                files.append(writer)
-            pipes.append((readers[0], readers[1], readers[2]))
-            box = system.memory_file("nbdist-place")
-            ours.callback(os.close, box)
-            boxes.append(box)
-            files.append(box)
-        return links, pipes, boxes, files
-
-    def _wait_for_ready(self) -> None:
-        assert self.reader is not None
-        said: dict[int, str] = dict.fromkeys(range(self.size), "nothing")
-        words: dict[int, bytes] = {}
-        end = time.monotonic() + START_LIMIT
-        self.reader.listening = True
-        try:
-            while any(word != "ready" for word in said.values()):
-                event = self.next_event(end - time.monotonic())
-                if event is None:
-                    missing = {rank: word for rank, word in said.items() if word != "ready"}
-                    raise StartFailed(
-                        f"not ready within {START_LIMIT:.0f} s: "
-                        + "; ".join(f"rank {rank} has said {word}" for rank, word in missing.items())
-                    )
-                if event.what == "control" and event.value.kind in ("hello", "ready"):
-                    said[event.rank] = event.value.kind
-                elif event.what == "control" and event.value.kind == "failed":
-                    raise StartFailed(f"rank {event.rank} could not start: {event.value['error']}")
-                elif event.what == "text":
-                    words[event.rank] = (words.get(event.rank, b"") + event.value)[-2000:]
-                elif event.what == "closed" and event.value == "control":
-                    last = words.get(event.rank, b"").decode("utf-8", "replace").strip()
-                    raise StartFailed(
-                        f"rank {event.rank} ended while starting" + (f"; its last words: {last}" if last else "")
-                    )
-        finally:
-            if self.reader is not None:
-                self.reader.listening = False
 
     def end(self) -> None:
         """End every rank of this pool, now."""
@@ -289,10 +152,9 @@ class Pool:
             RanksEnded: another thread ends these ranks; once.
         """
         assert self.reader is not None
-        event = None if self._ending else self.reader.next(timeout)  # one that was taken is never dropped
-        if self._ending and (event is None or event.what == "ending"):
-            by, self._ending = self._ending, ""
-            raise RanksEnded(f"the {self.options} were ended by {by} in another thread")
+        event = None if self.turn.ending else self.reader.next(timeout)  # one that was taken is never dropped
+        if self.turn.ending and (event is None or event.what == "ending"):
+            raise self.turn.over()
         if event is None or event.what == "ending":
             return None
         if event.what == "closed" and event.value == "control":

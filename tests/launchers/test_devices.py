@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 from nbdist.config.detect import NotEnoughDevices, choose_ranks
 from nbdist.config.gpus import combine
 from nbdist.launchers.devices import DevicesHeld, PoolOptions, check_free, in_the_way, who_is_there
+from nbdist.launchers.turn import Turn
 from nbdist.worker.environment import rank_variables
 from tests.config.test_gpus import A, B, nvidia_smi
 
@@ -99,15 +98,11 @@ class FakePool:
 
     def __init__(self, options: PoolOptions, pids: list[int]) -> None:
         self.options, self.pids, self.ended, self.namespace, self.home = options, pids, False, {}, None
-        self.unsettled = None
+        self.unsettled, self.turn = None, Turn(self)  # type: ignore[arg-type]
 
     @property
     def started(self) -> bool:
         return bool(self.pids)
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        yield
 
     def end(self) -> None:
         self.pids = []

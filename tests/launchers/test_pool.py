@@ -12,8 +12,9 @@ import pytest
 
 from nbdist.launchers import client
 from nbdist.launchers.descriptors import MOST_RANKS
+from nbdist.launchers.devices import PoolOptions
 from nbdist.launchers.errors import NotOnTheRanks, StartFailed
-from nbdist.launchers.pool import Pool, PoolOptions
+from nbdist.launchers.pool import Pool
 from tests.kernel.notebook import wait_gone
 
 pytestmark = pytest.mark.ranks
