@@ -9,9 +9,10 @@ import time
 from typing import Any
 
 from nbdist.launchers import client
-from nbdist.launchers.cell import Request, run_cell
+from nbdist.launchers.cell import run_cell
 from nbdist.launchers.errors import NotOnTheRanks
 from nbdist.launchers.pool import Pool
+from nbdist.launchers.request import Request
 from nbdist.launchers.settling import held_by, settle, state_on_ranks
 from nbdist.launchers.status import footprint, look, on_gpus
 from nbdist.magics.environment import report

@@ -10,10 +10,11 @@ from typing import Any
 from IPython.core.magic import output_can_be_silenced
 
 from nbdist.config.detect import NotEnoughDevices
-from nbdist.launchers.cell import Request, Result, Screen, run_cell
+from nbdist.launchers.cell import run_cell
 from nbdist.launchers.client import SupervisorLost
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, RanksEnded, StartFailed
 from nbdist.launchers.pool import Pool
+from nbdist.launchers.request import Request, Result, Screen
 from nbdist.launchers.settling import settle
 from nbdist.launchers.shield import shielded
 from nbdist.magics import commands

@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from nbdist.launchers import launch
-from nbdist.launchers.cell import Screen
+from nbdist.launchers.request import Screen
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.rank import CellRunner
 from nbdist.shipping.wire import RESULT

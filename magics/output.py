@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from nbdist.launchers.cell import Screen
 from nbdist.launchers.reader import Event
+from nbdist.launchers.request import Screen
 from nbdist.launchers.screen import MODES as TEXT_MODES
 from nbdist.launchers.screen import MergedScreen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbdist.launchers.cell import Screen
+from nbdist.launchers.request import Screen
 from nbdist.launchers.screen import MergedScreen
 from nbdist.magics.output import EACH, Beneath, LateOutput, NotebookScreen
 from nbdist.magics.tabs import TabsScreen

@@ -10,10 +10,10 @@ from typing import Any
 
 from nbdist.config.detect import Choice, choose_ranks
 from nbdist.launchers import client
-from nbdist.launchers.cell import Screen
 from nbdist.launchers.devices import PoolOptions, check_free, in_the_way
 from nbdist.launchers.errors import RanksBusy
 from nbdist.launchers.pool import Pool
+from nbdist.launchers.request import Screen
 from nbdist.launchers.settling import state_on_ranks
 from nbdist.magics import settings
 from nbdist.magics.autoreload import Autoreload

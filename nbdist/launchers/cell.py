@@ -4,100 +4,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from nbdist.launchers import failures, stalls
-from nbdist.launchers.errors import CellTimeout, NotTakenOver, RanksEnded, RanksWaitForEachOther
+from nbdist.launchers import delivery, failures, stalls
+from nbdist.launchers.errors import CellTimeout, RanksEnded, RanksWaitForEachOther
+from nbdist.launchers.packing import PACKING, PACKING_PRESSED, let_them_pack
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.reader import Event
+from nbdist.launchers.request import Request, Result, Screen
 from nbdist.launchers.shield import on_press
 from nbdist.launchers.stopping import Stop
 from nbdist.shipping import Arrival, Parcel, Shipment
 from nbdist.shipping.link import Message
 
 GRACE_AFTER_FAILURE = 0.3  # seconds for the other ranks to fail by themselves, before they are interrupted
-PACKING = 10.0  # seconds after a Stop for ranks whose code has ended to send what it made
-PACKING_PRESSED = 1.2  # ... when they were at it already as Stop was pressed
-PACKING_TOLD = 1.5  # seconds after which the user is told what is waited for
 MARKS = 3  # pipes of a rank, each with a mark at the end of a cell
 OUTPUT_LIMIT = 1.0  # seconds without any output for the marks to come, after the last rank is done
 DRAIN = 0.05  # seconds for what had come before a limit
-RETURN_LIMIT = 4 << 30  # bytes that come back from one cell
-STALL_LIMIT = 30.0  # seconds of waiting for each other after which the cell says who is where
-
-
-class Screen(Protocol):
-    """Where a cell's output goes."""
-
-    def text(self, rank: int, stream: str, data: bytes) -> None: ...
-    def display(self, rank: int, message: dict[str, Any]) -> None: ...
-    def notice(self, line: str) -> None: ...
-    def tick(self) -> None: ...
-    def finish(self) -> None: ...
-
-
-@dataclass
-class Request:
-    """What is to run.
-
-    Attributes:
-        runs: what the runner in the rank reads (source, file name, flags ...).
-        reads, maybe, stores, deletes: names, see nbdist.shipping.Names.
-        files: names of the files whose lines are the user's.
-        ranks: those that run it; None for all.
-        only: names that may come back (None: all; empty: none).
-        environment: variables for this cell alone.
-        timeout: seconds after which the cell is stopped.
-        extra: an object that travels along, in one graph with the names.
-        keep_after_error: whether what was made up to an error is put in place here.
-    """
-
-    runs: dict[str, Any] = field(default_factory=dict)
-    reads: frozenset[str] = frozenset()
-    maybe: frozenset[str] = frozenset()
-    stores: frozenset[str] = frozenset()
-    deletes: frozenset[str] = frozenset()
-    files: tuple[str, ...] = ()
-    ranks: tuple[int, ...] | None = None
-    only: frozenset[str] | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    timeout: float | None = None
-    extra: Any = None
-    limit: int = RETURN_LIMIT
-    stall_limit: float = STALL_LIMIT
-    keep_after_error: bool = True
-
-
-@dataclass
-class Result:
-    """How it went. `error` is what to raise; `stop` is set when the user pressed Stop (KeyboardInterrupt is then to
-    be raised).
-    """
-
-    arrival: Arrival | None
-    error: BaseException | None
-    failure: failures.Failure | None
-    stop: Stop | None
-    notes: list[str]
-    left_out: dict[str, str]
-    interrupted: bool
-    had_ended: bool = False  # Stop came when the cell had run to its end
-
-    @property
-    def value(self) -> Any:
-        return self.arrival.extra if self.arrival is not None else None
-
-    def conclude(self, screen: Screen) -> Any:
-        """Show the notes; raise what ended the cell, or return its value."""
-        for note in self.notes:
-            screen.notice(note)
-        if self.interrupted:
-            raise KeyboardInterrupt
-        if self.error is not None:
-            raise self.error
-        return self.value
 
 
 class CellRun:
@@ -107,7 +31,7 @@ class CellRun:
 
     def __init__(self, pool: Pool, request: Request, screen: Screen) -> None:
         self.pool, self.request, self.screen = pool, request, screen
-        self.number = next(self._numbers)
+        self.renumber()
         self.ranks = list(range(pool.size)) if request.ranks is None else list(request.ranks)
         self.lead = min(self.ranks)
         self.received: dict[int, str | None] = {}
@@ -125,6 +49,10 @@ class CellRun:
         self.stoppable = True
         self.accepted = False
 
+    def renumber(self) -> None:
+        """What ranks say of it from here on has another number than what they said before."""
+        self.number = next(self._numbers)
+
     # ---------------------------------------------------------------- what has happened
 
     def running(self) -> list[int]:
@@ -134,7 +62,7 @@ class CellRun:
         """Ranks that still run the cell's code, or have not begun."""
         return [rank for rank in self.running() if not self._code_has_ended(rank)]
 
-    def _packing(self) -> list[int]:
+    def packing(self) -> list[int]:
         """Ranks whose code has ended, and whose results are still on their way."""
         return [rank for rank in self.running() if self._code_has_ended(rank)]
 
@@ -223,8 +151,8 @@ class CellRun:
         try:
             with on_press(self._pressed):
                 try:
-                    self._send(shipment)
-                    trouble = self._wait_for_received(shipment)
+                    delivery.send(self, shipment)
+                    trouble = delivery.wait_for_received(self, shipment)
                     if trouble is None:
                         trouble = self._wait_for_done()
                 except KeyboardInterrupt:
@@ -251,36 +179,6 @@ class CellRun:
         if self.pool.reader is not None:
             self.pool.reader.put_urgent(Event(-1, "pressed"))
 
-    def _send(self, shipment: Shipment) -> None:
-        request, pool = self.request, self.pool
-        common = {
-            **request.runs,
-            "cell": self.number,
-            "trivial": shipment.trivial,
-            "reads": sorted(shipment.names),
-            "stores": sorted(request.stores),
-            "cell_files": request.files,
-            "lead": self.lead,
-            "ranks": tuple(self.ranks),
-            "only": request.only,
-            "limit": request.limit,
-            "environment": dict(request.environment),
-            "surroundings": pool.changed_surroundings(),
-            "mark": pool.mark,
-        }
-        assert pool.reader is not None
-        pool.late.begin(self.number)
-        pool.reader.running = self.number
-        try:
-            for ranks, parcel in shipment.parcels:
-                for rank in ranks:
-                    pool.send([rank], "cell", parcel.head, parcel.files, runs=rank in self.ranks, **common)
-        finally:
-            for _, parcel in shipment.parcels:
-                parcel.close()
-        if shipment.trivial:
-            self._commit(shipment)
-
     def _pass_on(self) -> None:
         """What came between the last look and the end: nobody would see it before the next cell."""
         while (event := self.pool.next_event(0)) is not None:
@@ -288,45 +186,6 @@ class CellRun:
                 self.pool.deliver_late(event)
             else:
                 self.handle(event)
-
-    def _commit(self, shipment: Shipment) -> None:
-        self.pool.home.commit(shipment)
-        self.committed, self.sees = True, shipment.names
-
-    def _wait_for_received(self, shipment: Shipment, again: bool = False) -> BaseException | None:
-        """Two steps: nothing counts as known until every rank has said that it decoded it."""
-        if shipment.trivial:
-            return None
-        everyone = range(self.pool.size)
-        self.pump(lambda: all(rank in self.received or rank not in self.pool.alive for rank in everyone), None)
-        refused = {rank: error for rank, error in self.received.items() if error is not None}
-        if refused or len(self.pool.alive) < self.pool.size:
-            self.pool.send(everyone, "cancel", cell=self.number)
-            self.pool.home.rollback(shipment)
-            self.received.clear()
-            if self.missing and len(self.pool.alive) == self.pool.size and not again:
-                return self._send_more(shipment)
-            for rank in everyone:  # nothing ran: there is nothing to wait for
-                self.done.setdefault(rank, _nothing_ran())
-            if refused:
-                rank = min(refused)
-                return NotTakenOver(f"rank {rank} could not take over what the cell reads: {refused[rank]}")
-            return None
-        self.pool.send(everyone, "go", cell=self.number)
-        self._commit(shipment)
-        return None
-
-    def _send_more(self, shipment: Shipment) -> BaseException | None:
-        """A rank has other content in an object of which only changes were sent: it gets all of it."""
-        self.number = next(self._numbers)
-        try:
-            more = self.pool.home.again(shipment, self.missing)
-        except Exception as error:  # no memory for it, for example
-            for rank in range(self.pool.size):
-                self.done.setdefault(rank, _nothing_ran())
-            return error
-        self._send(more)
-        return self._wait_for_received(more, again=True)
 
     def _wait_for_done(self) -> BaseException | None:
         request = self.request
@@ -353,7 +212,7 @@ class CellRun:
             if self.in_code():
                 self._stop(agree=False)
             else:
-                self._let_them_pack(None)
+                let_them_pack(self, None)
         return None
 
     def _stop(self, agree: bool) -> None:
@@ -361,31 +220,8 @@ class CellRun:
         patience = PACKING if self.in_code() else PACKING_PRESSED
         self.stop = Stop(self)
         self.stop.descend(agree)
-        self._let_them_pack(patience)
+        let_them_pack(self, patience)
         self.pump(lambda: not self._outstanding(), 0.0)
-
-    def _let_them_pack(self, patience: float | None) -> None:
-        """Ranks whose code has ended send what it made. When Stop is pressed (again), or after so many seconds, it is
-        left with them.
-        """
-        presses, told, end = self.presses, False, None if patience is None else time.monotonic() + patience
-        while self._packing() and self.presses == presses:
-            left = PACKING_TOLD if end is None else min(PACKING_TOLD, end - time.monotonic())
-            if left <= 0:
-                break
-            done = self.pump(lambda: not self._packing() or self.presses > presses, left)
-            if not done and not told and left == PACKING_TOLD:
-                told = True
-                self.screen.notice("the cell's code has ended, and what it made is on its way; Stop leaves it there")
-        packing = self._packing()
-        if packing:
-            self.pool.send(packing, "abandon")
-            Stop(self, packing=True).descend(agree=False)
-            if self.lead in packing:
-                self.screen.notice(
-                    "what the cell made was left on the ranks: Stop came while it was on its way. The next cell finds "
-                    "it there, and `%distributed pull NAME` brings a name home"
-                )
 
     # ---------------------------------------------------------------- the end
 
@@ -394,10 +230,8 @@ class CellRun:
         ended = isinstance(trouble, RanksEnded)
         if interrupted or ended:
             if not self.committed:
-                pool.send(range(pool.size), "cancel", cell=self.number)
-                pool.home.rollback(shipment)
-                for rank in range(pool.size):
-                    self.done.setdefault(rank, _nothing_ran())
+                delivery.call_off(self, shipment)
+                delivery.nothing_ran(self)
                 self.stop = Stop(self)
                 self.stop.rung = "interrupt"
             elif self.stop is None:
@@ -473,22 +307,6 @@ class CellRun:
             if all(codes[rank] is not None for rank in self.died_at) or time.monotonic() > end:
                 return codes
             time.sleep(0.02)
-
-
-def _nothing_ran() -> Message:
-    return Message(
-        "done",
-        {
-            "failure": None,
-            "asked": False,
-            "repaired": False,
-            "ran": None,
-            "steps": 0,
-            "groups": [],
-            "group_count": 0,
-            "status": None,
-        },
-    )
 
 
 def run_cell(pool: Pool, request: Request, screen: Screen) -> Result:

@@ -13,10 +13,11 @@ from typing import Any, Protocol, overload
 
 from nbdist.config.detect import choose_ranks, inside_a_rank
 from nbdist.launchers import client
-from nbdist.launchers.cell import RETURN_LIMIT, Request, Result, Screen, run_cell
+from nbdist.launchers.cell import run_cell
 from nbdist.launchers.devices import PoolOptions, check_free
 from nbdist.launchers.errors import CannotComeBack
 from nbdist.launchers.pool import Pool
+from nbdist.launchers.request import RETURN_LIMIT, Request, Result, Screen
 from nbdist.launchers.screen import MODES, MergedScreen
 from nbdist.launchers.settling import settle
 from nbdist.shipping import RankedValue, handle_facts

@@ -15,7 +15,8 @@ from nbdist.launchers.stopping import in_step
 from nbdist.shipping import RankedValue, handle_facts
 
 if TYPE_CHECKING:
-    from nbdist.launchers.cell import CellRun, Screen
+    from nbdist.launchers.cell import CellRun
+    from nbdist.launchers.request import Screen
 
 NATIVE_GRACE = 8.0  # seconds that the next cell waits for a rank which is still in a native call
 HEAL_LIMIT = 10.0
