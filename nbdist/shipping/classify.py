@@ -43,19 +43,10 @@ from nbdist.shipping.kinds import (
     Unwrapped,
 )
 from nbdist.shipping.kinds_array import ArrayKind, SubarrayKind
+from nbdist.shipping.kinds_class import ClassKind
 from nbdist.shipping.kinds_container import BytearrayKind, DequeKind, DictKind, ListKind, SetKind
 from nbdist.shipping.kinds_memory import TensorKind
-from nbdist.shipping.kinds_object import (
-    ClassKind,
-    FrameKind,
-    GetStateKind,
-    ModuleKind,
-    ObjectKind,
-    OpaqueKind,
-    OptimizerKind,
-    ScalerKind,
-    parametrized,
-)
+from nbdist.shipping.kinds_object import ModuleKind, ObjectKind, OptimizerKind, ScalerKind, parametrized
 from nbdist.shipping.kinds_random import GeneratorKind
 from nbdist.shipping.kinds_special import (
     ArrayOfNumbersKind,
@@ -69,6 +60,7 @@ from nbdist.shipping.kinds_special import (
     pickles_as_exception,
     refers_weakly,
 )
+from nbdist.shipping.kinds_state import FrameKind, GetStateKind, OpaqueKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
 from nbdist.shipping.reducers import REDUCERS

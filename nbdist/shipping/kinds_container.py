@@ -62,8 +62,29 @@ def fill(value: Any, state: tuple[Any, list[Any], dict[str, Any]]) -> None:
     put_attributes(value, (list(attributes.items()), [], None))
 
 
-class ListKind(_Attributed):
-    letter = "L"
+class _Filled(_Attributed):
+    """Containers of single items: a change is all of them, with which the container is filled anew."""
+
+    base: type[Any]
+
+    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
+        return list(self.base.__iter__(value)), self.extra(value)
+
+    def sent(self, change: Any) -> Iterable[Any]:
+        return (*change[0], *change[1].values())
+
+    def apply(self, value: Any, change: Any) -> None:
+        self.fill(value, change[0])
+        if type(value) not in _BARE:
+            _replace_attributes(value, change[1])
+
+    def fill(self, value: Any, items: list[Any]) -> None:
+        """Put these in the place of all that it holds."""
+        raise NotImplementedError
+
+
+class ListKind(_Filled):
+    letter, base = "L", list
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
         if type(value) is list:
@@ -74,20 +95,12 @@ class ListKind(_Attributed):
     def shape(self, value: Any) -> Any:
         return list.__len__(value)
 
-    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
-        return list(list.__iter__(value)), self.extra(value)
-
-    def sent(self, change: Any) -> Iterable[Any]:
-        return (*change[0], *change[1].values())
-
-    def apply(self, value: Any, change: Any) -> None:
-        list.__setitem__(value, slice(None), change[0])
-        if type(value) is not list:
-            _replace_attributes(value, change[1])
+    def fill(self, value: Any, items: list[Any]) -> None:
+        list.__setitem__(value, slice(None), items)
 
 
-class DequeKind(_Attributed):
-    letter = "Q"
+class DequeKind(_Filled):
+    letter, base = "Q", deque
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
         extra = self.extra(value)
@@ -96,24 +109,17 @@ class DequeKind(_Attributed):
     def shape(self, value: Any) -> Any:
         return len(value)
 
-    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
-        return list(value), self.extra(value)
-
-    def sent(self, change: Any) -> Iterable[Any]:
-        return (*change[0], *change[1].values())
-
-    def apply(self, value: Any, change: Any) -> None:
+    def fill(self, value: Any, items: list[Any]) -> None:
         value.clear()
-        value.extend(change[0])
-        _replace_attributes(value, change[1])
+        value.extend(items)
 
 
 def _replace_attributes(value: Any, now: dict[str, Any]) -> None:
     put_attributes(value, (list(now.items()), [name for name in attributes_of(value) if name not in now], None))
 
 
-class SetKind(_Attributed):
-    letter, unordered = "S", True
+class SetKind(_Filled):
+    letter, base, unordered = "S", set, True
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
         # Membership by identity: comparing two sets of user objects would call their __eq__.
@@ -130,16 +136,9 @@ class SetKind(_Attributed):
     def shape(self, value: Any) -> Any:
         return len(value)
 
-    def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
-        return list(value), self.extra(value)
-
-    def sent(self, change: Any) -> Iterable[Any]:
-        return (*change[0], *change[1].values())
-
-    def apply(self, value: Any, change: Any) -> None:
+    def fill(self, value: Any, items: list[Any]) -> None:
         set.clear(value)
-        set.update(value, change[0])
-        _replace_attributes(value, change[1])
+        set.update(value, items)
 
 
 class _Held:

@@ -14,7 +14,8 @@ from typing import Any
 
 from nbdist.shipping.errors import StaysOnRank
 from nbdist.shipping.kinds import Kind, Snapshot, Through, attributes_of
-from nbdist.shipping.kinds_object import GetStateKind, ObjectKind
+from nbdist.shipping.kinds_object import ObjectKind
+from nbdist.shipping.kinds_state import GetStateKind
 
 
 class WeakKind(Kind):
