@@ -22,23 +22,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbdist.accelerator import Accelerator as Accelerator
+    from nbdist.kwargs import AutocastKwargs as AutocastKwargs
+    from nbdist.kwargs import DataLoaderConfiguration as DataLoaderConfiguration
+    from nbdist.kwargs import DDPCommunicationHookType as DDPCommunicationHookType
+    from nbdist.kwargs import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from nbdist.kwargs import GradScalerKwargs as GradScalerKwargs
+    from nbdist.kwargs import InitProcessGroupKwargs as InitProcessGroupKwargs
+    from nbdist.kwargs import ProfileKwargs as ProfileKwargs
     from nbdist.launchers.launch import launch as launch
     from nbdist.launchers.notebook import debug_launcher as debug_launcher
     from nbdist.launchers.notebook import notebook_launcher as notebook_launcher
+    from nbdist.local_sgd import LocalSGD as LocalSGD
     from nbdist.processes import PartialState as PartialState
+    from nbdist.rng import synchronize_rng_states as synchronize_rng_states
+    from nbdist.state import DistributedType as DistributedType
     from nbdist.state import set_seed as set_seed
 
 __version__ = "0.1.0.dev0"
 
 _HOME_OF = {
     "Accelerator": "nbdist.accelerator",
+    "AutocastKwargs": "nbdist.kwargs",
+    "DDPCommunicationHookType": "nbdist.kwargs",
+    "DataLoaderConfiguration": "nbdist.kwargs",
+    "DistributedDataParallelKwargs": "nbdist.kwargs",
+    "DistributedType": "nbdist.state",
+    "GradScalerKwargs": "nbdist.kwargs",
+    "InitProcessGroupKwargs": "nbdist.kwargs",
+    "LocalSGD": "nbdist.local_sgd",
     "PartialState": "nbdist.processes",
+    "ProfileKwargs": "nbdist.kwargs",
     "debug_launcher": "nbdist.launchers.notebook",
     "launch": "nbdist.launchers.launch",
     "notebook_launcher": "nbdist.launchers.notebook",
     "set_seed": "nbdist.state",
+    "synchronize_rng_states": "nbdist.rng",
 }
-__all__ = ["Accelerator", "PartialState", "debug_launcher", "launch", "notebook_launcher", "set_seed"]
+__all__ = sorted(_HOME_OF)  # type: ignore[misc]  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

@@ -4,33 +4,36 @@ named here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from nbdist import arguments, collectives, state, strategies
+from nbdist import arguments, state, strategies
 from nbdist.data import loader as loaders
 from nbdist.data.cursor import Cursor
-from nbdist.kwargs import DistributedDataParallelKwargs
+from nbdist.helpers import Helpers
+from nbdist.kwargs import DistributedDataParallelKwargs, InitProcessGroupKwargs, ProjectConfiguration
 from nbdist.nested import inside, replaced
-from nbdist.processes import PartialState, Processes
+from nbdist.processes import PartialState
 from nbdist.shipping.exporters import register_exporter
 from nbdist.state import DistributedType
 from nbdist.strategies.optimizer import PreparedOptimizer
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-class Accelerator(Processes):
+class Accelerator(Helpers):
     """The front object of a training loop.
 
     Args:
         device_placement: bring models and batches to this rank's device. Default True.
         cpu: stay on the CPU, whatever devices there are.
-        kwargs_handlers: options for what lies underneath: `DistributedDataParallelKwargs`.
+        rng_types: no effect: the order of prepared loaders is a function of (seed, epoch).
+        project_dir: the project's folder; for logs too, unless `project_config` names another.
+        project_config: a `ProjectConfiguration`.
+        kwargs_handlers: options for what lies underneath, at most one of each class of `nbdist.kwargs` that ends in
+            Kwargs.
         strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
 
     Raises:
@@ -43,6 +46,9 @@ class Accelerator(Processes):
         *positional: Any,
         device_placement: bool = True,
         cpu: bool = False,
+        rng_types: list[Any] | None = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
         kwargs_handlers: list[Any] | None = None,
         strategy: str | None = None,
         **later: Any,
@@ -50,7 +56,10 @@ class Accelerator(Processes):
         arguments.refuse_positional(positional)
         arguments.refuse_later(later)
         handlers = arguments.Handlers(kwargs_handlers)
-        self.state = PartialState(cpu)
+        self._handlers = handlers
+        self.state = PartialState(cpu, **arguments.given(handlers.get(InitProcessGroupKwargs)))
+        self.project_configuration = arguments.project(project_dir, project_config)
+        arguments.note_rng_types(rng_types)
         self.device_placement = device_placement
         self._process = state.current(cpu)
         self._strategy = _strategy(strategy, self._process, handlers)
@@ -236,19 +245,6 @@ class Accelerator(Processes):
         tensor.
         """
         return self._strategy.clip(parameters, max_norm, norm_type)
-
-    # ------------------------------------------------------------------ collectives
-    def gather(self, tensor: Any) -> Any:
-        """The nested values of all ranks, joined, on every rank: see `nbdist.collectives.gather`."""
-        return collectives.gather(tensor)
-
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The sum, mean, max or min over the ranks: see `nbdist.collectives.reduce`."""
-        return collectives.reduce(tensor, reduction, scale)
-
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-        """Each tensor padded to the largest size over the ranks: see `nbdist.collectives.pad_across_processes`."""
-        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def __getattr__(self, name: str) -> Any:
         if name in arguments.LATER_MEMBERS:

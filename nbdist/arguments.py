@@ -6,7 +6,8 @@ import dataclasses
 import os
 from typing import Any, TypeVar
 
-from nbdist import kwargs
+from nbdist import kwargs, state
+from nbdist.rng import kind_of
 
 H = TypeVar("H")
 
@@ -20,10 +21,7 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "deepspeed_plugins": (None,),
     "fsdp_plugin": (None,),
     "megatron_lm_plugin": (None,),
-    "rng_types": (None,),
     "log_with": (None,),
-    "project_dir": (None,),
-    "project_config": (None,),
     "gradient_accumulation_plugin": (None,),
     "step_scheduler_with_optimizer": (True,),
     "dynamo_backend": (None, "no"),
@@ -36,43 +34,34 @@ LATER_MEMBERS = frozenset(
     {
         "accumulate",
         "autocast",
-        "check_trigger",
-        "clear",
         "clip_grad_value_",
-        "end_training",
-        "free_memory",
-        "gather_for_metrics",
         "get_state_dict",
         "get_tracker",
         "gradient_accumulation_steps",
         "init_trackers",
-        "join_uneven_inputs",
         "load_state",
         "log",
-        "logging_dir",
         "mixed_precision",
         "no_sync",
-        "on_local_process",
-        "on_process",
         "optimizer_step_was_skipped",
         "prepare_scheduler",
-        "profile",
-        "project_dir",
         "register_for_checkpointing",
         "register_load_state_pre_hook",
         "register_save_state_pre_hook",
-        "save",
         "save_model",
         "save_state",
-        "set_trigger",
-        "split_between_processes",
         "trigger_sync_in_backward",
         "unscale_gradients",
-        "verify_device_map",
     }
 )
 
-_HANDLERS = (kwargs.DistributedDataParallelKwargs,)
+_HANDLERS = (
+    kwargs.AutocastKwargs,
+    kwargs.DistributedDataParallelKwargs,
+    kwargs.GradScalerKwargs,
+    kwargs.InitProcessGroupKwargs,
+    kwargs.ProfileKwargs,
+)
 
 
 class Handlers:
@@ -120,7 +109,7 @@ def refuse_later(later: dict[str, Any]) -> None:
     """Arguments that are not there: an error, unless the value asks for what happens anyway."""
     for name, value in later.items():
         if name not in _LATER:
-            known = "device_placement, cpu, kwargs_handlers, strategy"
+            known = "device_placement, cpu, rng_types, project_dir, project_config, kwargs_handlers, strategy"
             raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
         if not any(value is harmless or value == harmless for harmless in _LATER[name]):
             raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")
@@ -129,4 +118,30 @@ def refuse_later(later: dict[str, Any]) -> None:
         raise NotImplementedError(
             f"mixed precision {asked!r} (the launcher's; ACCELERATE_MIXED_PRECISION) is not available in this version "
             "of nbdist yet. Accelerator(mixed_precision='no') trains in full precision"
+        )
+
+
+def project(
+    folder: str | os.PathLike[str] | None, configuration: kwargs.ProjectConfiguration | None
+) -> kwargs.ProjectConfiguration:
+    """The project's folders: those of the configuration; `folder` where it names none."""
+    chosen = configuration or kwargs.ProjectConfiguration()
+    if folder is not None and chosen.project_dir is None:
+        chosen.project_dir = os.fspath(folder)
+    if chosen.logging_dir is None:
+        chosen.logging_dir = chosen.project_dir
+    return chosen
+
+
+def note_rng_types(rng_types: list[Any] | None) -> None:
+    """Say once that they have no effect.
+
+    Raises:
+        ValueError: one that does not exist.
+    """
+    if rng_types:
+        told = [str(kind_of(one)) for one in rng_types]
+        state.note_once(
+            f"rng_types={told} has no effect: the order of prepared loaders is a function of (seed, epoch). "
+            "nbdist.synchronize_rng_states makes generators of your own equal"
         )

@@ -9,6 +9,9 @@ A nested value is tuples (named ones too), lists and dicts, with at their ends
 * lists without a tensor in them: joined;
 * None: stays, when it is None everywhere;
 * other objects: become a list with one entry a rank.
+
+In debug mode (`PartialState.debug`) the exception lists everything that each rank brings and from where, and not only
+the first place where they differ.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist import messages, state
+from nbdist.messages import DistributedOperationException
 
 _CANNOT = " (cannot travel)"
 _ALIGNED = 16  # bytes: a slice that starts there can be viewed as any dtype
@@ -39,6 +43,7 @@ def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
     """The ends of a nested value, and its containers, in order."""
     if isinstance(value, torch.Tensor):
         layout = "" if value.layout is torch.strided and not value.is_quantized else f" {value.layout}{_CANNOT}"
+        layout = _CANNOT if value.is_meta else layout
         kind = f"a {value.dim()}-dim tensor of {_name(value.dtype)} on {value.device.type}{layout}"
         yield Leaf(path, "tensor", kind, value)
     elif value is None:
@@ -64,7 +69,7 @@ def rebuilt(value: Any, results: Iterator[Any]) -> Any:
     if isinstance(value, Mapping):
         next(results)
         items = {key: rebuilt(item, results) for key, item in value.items()}
-        return items if type(value) is dict else _like(value, items)
+        return items if type(value) is dict else like(value, items)
     if isinstance(value, tuple) or (isinstance(value, list) and _has_tensor(value)):
         next(results)
         done = [rebuilt(item, results) for item in value]
@@ -74,7 +79,8 @@ def rebuilt(value: Any, results: Iterator[Any]) -> Any:
     return next(results)
 
 
-def _like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """The items in a mapping of the same class; a plain dict where that class is not made from one."""
     try:
         return type(value)(items)  # type: ignore[call-arg]
     except TypeError:
@@ -97,7 +103,8 @@ def _meet(operation: str, ends: list[Leaf], carried: list[Any], same_shape: bool
     """Tell each other what we bring. Returns each rank's (shapes, carried).
 
     Raises:
-        ValueError: the nested values do not fit together; on every rank, with the ranks and what each brings.
+        DistributedOperationException: the nested values do not fit together; on every rank, with the ranks and what
+            each brings.
     """
     state.current()  # under torchrun this may be the first look
     shapes = [tuple(end.value.shape) if isinstance(end.value, torch.Tensor) else None for end in ends]
@@ -105,10 +112,12 @@ def _meet(operation: str, ends: list[Leaf], carried: list[Any], same_shape: bool
     first, first_shapes, _ = answers[0]
     for said, said_shapes, _ in answers[1:]:
         if said != first or (same_shape and said_shapes != first_shapes):
-            raise ValueError(_mismatch(operation, answers))
+            raise DistributedOperationException(_mismatch(operation, answers))
     for path, kind in first:
         if kind.endswith(_CANNOT):
-            raise TypeError(f"{operation}: {_at(path)}there is {kind.removesuffix(_CANNOT)}; make it dense first")
+            remedy = "it has no data" if " on meta" in kind else "make it dense first"
+            what = kind.removesuffix(_CANNOT)
+            raise TypeError(f"{operation}: {_at(path)}there is {what}, which cannot travel; {remedy}")
     return [(said_shapes, its) for _, said_shapes, its in answers]
 
 
@@ -122,13 +131,28 @@ def _mismatch(operation: str, answers: list[Any]) -> str:
         path, kind = kinds[index]
         return path, kind if shapes[index] is None else f"{kind}, shape {shapes[index]}"
 
+    listed = _listed(answers)
     for index in range(max(len(answer[0]) for answer in answers)):
         told = [brings(answer, index) for answer in answers]
         if len(set(told)) > 1:
             ranks = "; ".join(f"rank {rank} brings {what}" for rank, (_, what) in enumerate(told))
             place = _at(next((path for path, _ in told if path), ""))
-            return f"{operation}: {place}the ranks do not fit together: {ranks}"
-    return f"{operation}: the ranks do not fit together"
+            return f"{operation}: {place}the ranks do not fit together: {ranks}{listed}"
+    return f"{operation}: the ranks do not fit together{listed}"
+
+
+def _listed(answers: list[Any]) -> str:
+    """In debug mode: all that each rank brings."""
+    lines: list[str] = []
+    if not state.debugging():
+        return ""
+    for rank, (kinds, shapes, _) in enumerate(answers):
+        ends = [
+            f"value{path}: {kind}" + ("" if shape is None else f", shape {shape}")
+            for (path, kind), shape in zip(kinds, shapes, strict=True)
+        ]
+        lines.append(f"\n  rank {rank} brings " + "; ".join(ends))
+    return "".join(lines)
 
 
 def _at(path: str) -> str:
@@ -152,7 +176,7 @@ def _tensors_of_all(mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]
         length = max(total for _, total in places)
         own = torch.empty(length, dtype=torch.uint8, device=device)
         for index, start in zip(indices, places[state.current().rank][0], strict=True):
-            flat = mine[index].detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            flat = _bytes(mine[index].detach().resolve_conj().resolve_neg().contiguous())
             own[start : start + flat.numel()] = flat
         out = torch.empty(length * len(shapes), dtype=torch.uint8, device=device)
         if length:
@@ -163,6 +187,12 @@ def _tensors_of_all(mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]
                 piece = out[rank * length + start : rank * length + start + size]
                 everyone[rank][index] = piece.view(mine[index].dtype).reshape(shapes[rank][index])
     return everyone
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory. Of one element any stride counts as contiguous, and cannot be viewed as bytes."""
+    flat = tensor.reshape(-1)
+    return (flat if flat.stride(0) == 1 else flat.as_strided(flat.shape, (1,))).view(torch.uint8)
 
 
 def _numel(shape: tuple[int, ...]) -> int:
@@ -177,20 +207,22 @@ def gather(tensor: Any) -> Any:
     how).
 
     Raises:
-        ValueError: the ranks' values differ in structure, dtype, number of dimensions or a size other than the first;
-            on every rank, naming the ranks.
+        DistributedOperationException (a ValueError): the ranks' values differ in structure, dtype, number of
+            dimensions or a size other than the first; on every rank, naming the ranks.
     """
     ends = list(leaves(tensor))
     carried = [end.value for end in ends if end.role in ("number", "list", "object")]
     answers = _meet("gather", ends, carried)
     where = [index for index, end in enumerate(ends) if end.role == "tensor"]
     shapes = [[theirs[index] for index in where] for theirs, _ in answers]
+    kinds = [(end.path, end.kind) for end in ends]
     for column, index in enumerate(where):
         if len({shape[column][1:] for shape in shapes}) > 1:
             told = "; ".join(f"rank {rank} has {shape[column]}" for rank, shape in enumerate(shapes))
-            raise ValueError(
+            raise DistributedOperationException(
                 f"gather: {_at(ends[index].path)}shapes may differ in the first dimension only: {told}. "
                 "pad_across_processes(value, dim=...) makes the others equal."
+                + _listed([(kinds, its, None) for its, _ in answers])
             )
     mine = [ends[index].value.detach() for index in where]
     everyone = _tensors_of_all(mine, shapes) if len(answers) > 1 else [mine]
@@ -207,14 +239,19 @@ def _joined(end: Leaf, tensors: Iterator[tuple[torch.Tensor, ...]], objects: Ite
             return torch.stack(pieces)
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
     if end.role == "number":
-        return torch.tensor(next(objects), dtype=_number_dtype(end.value))
+        return torch.tensor(next(objects), dtype=number_dtype(end.value))
     if end.role == "list":
         return [item for value in next(objects) for item in value]
     return list(next(objects)) if end.role == "object" else end.value
 
 
-def _number_dtype(value: Any) -> Any:
-    return torch.int64 if isinstance(value, int) and not isinstance(value, bool) else None
+def number_dtype(value: Any) -> Any:
+    """The dtype of the tensor that numbers like this one become."""
+    if isinstance(value, bool):
+        return torch.bool
+    if isinstance(value, int):
+        return torch.int64
+    return torch.get_default_dtype() if isinstance(value, float) else torch.get_default_dtype().to_complex()
 
 
 def gather_object(object: Any) -> list[Any]:
@@ -226,7 +263,9 @@ def gather_object(object: Any) -> list[Any]:
         return [item for value in values for item in value]
     if any(lists):
         told = "; ".join(f"rank {rank} brings a {type(value).__name__}" for rank, value in enumerate(values))
-        raise ValueError(f"gather_object: either every rank brings a list (they are joined) or none does: {told}")
+        raise DistributedOperationException(
+            f"gather_object: either every rank brings a list (they are joined) or none does: {told}"
+        )
     return values
 
 
@@ -241,7 +280,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         scale: what the result is multiplied by.
 
     Raises:
-        ValueError: an unknown reduction, or the ranks' values differ in structure, dtype or shape; on every rank.
+        ValueError: an unknown reduction. DistributedOperationException (a ValueError): the ranks' values differ in
+            structure, dtype or shape; on every rank.
         TypeError: the result would not be of the tensor's dtype (a mean of integers, a sum of bools), or an end is
             no number.
     """
@@ -253,7 +293,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     for end in ends:
         if end.role in ("tensor", "number"):
             number = end.role == "number"
-            value = torch.tensor(end.value, dtype=_number_dtype(end.value)) if number else end.value.detach()
+            value = torch.tensor(end.value, dtype=number_dtype(end.value)) if number else end.value.detach()
             results.append(_reduced(value, reduction, scale, len(answers), end.path))
         elif end.role == "structure":
             results.append(end.value)
@@ -288,10 +328,12 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     ones.
 
     Raises:
-        ValueError: the ranks' values differ in structure or dtype; on every rank, naming the ranks.
+        DistributedOperationException (a ValueError): the ranks' values differ in structure or dtype; on every rank,
+            naming the ranks. ValueError: there is no such process.
     """
     ends = list(leaves(tensor))
     rank = state.current().rank
+    _exists(from_process)
     carrying = rank == from_process
     carried = [end.value for end in ends if carrying and end.role in ("number", "list", "object")]
     answers = _meet(f"broadcast(from {from_process})", ends, carried)
@@ -307,7 +349,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
             if rank == from_process and not whole:
                 data.copy_(target)
             if data.numel():
-                dist.broadcast(data.reshape(-1).view(torch.uint8), src=from_process)
+                dist.broadcast(_bytes(data), src=from_process)
             if not whole and tuple(target.shape) == shapes[index]:
                 target.copy_(data)
             results.append(end.value if tuple(target.shape) == shapes[index] else data)
@@ -319,7 +361,13 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Fill the list, in place, with the picklable objects of one rank's list; returns it."""
+    """Fill the list, in place, with the picklable objects of one rank's list; returns it.
+
+    Raises:
+        TypeError: an object of that list cannot be pickled; on every rank. ValueError: there is no such process.
+    """
+    state.current()
+    _exists(from_process)
     mine = messages.pack(object_list) if state.current().rank == from_process else b""
     sent = messages.agree(f"broadcast_object_list(from {from_process})", len(mine))
     if len(sent) == 1:
@@ -335,6 +383,12 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         raise TypeError(f"what rank {from_process} wants to send cannot be pickled: {got.reason}")
     object_list[:] = got
     return object_list
+
+
+def _exists(process: int) -> None:
+    ranks = messages.ranks()
+    if not 0 <= process < ranks:
+        raise ValueError(f"from_process is {process}; there are processes 0 to {ranks - 1}")
 
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:

@@ -18,6 +18,12 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+class DistributedOperationException(ValueError, RuntimeError):
+    """The ranks do not fit together: in what they bring to a collective, or in which one they are. Raised on all of
+    them, naming each.
+    """
+
+
 class Unsendable:
     """Travels in place of a value that cannot be pickled, so that every rank hears of it."""
 
@@ -100,20 +106,27 @@ def agree(operation: str, value: Any) -> list[Any]:
     """`exchange` that also checks that all ranks are in the same operation.
 
     Raises:
-        RuntimeError: they are not; on every rank, naming each rank's operation and the line it was called from.
+        DistributedOperationException: they are not; on every rank, naming each rank's operation and the line it was
+            called from.
     """
     if ranks() == 1:
         return [value]
     answers = exchange((operation, _caller(), value))
     if any(answer[0] != operation for answer in answers):
         told = "; ".join(f"rank {rank} is in {answer[0]} ({answer[1]})" for rank, answer in enumerate(answers))
-        raise RuntimeError(f"the ranks are not in the same operation: {told}")
+        raise DistributedOperationException(f"the ranks are not in the same operation: {told}")
     return [answer[2] for answer in answers]
 
 
 def _caller() -> str:
     """File and line of the innermost frame outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("nbdist.", "contextlib")):
-        frame = frame.f_back
+    frame = sys._getframe(depth() - 1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def depth() -> int:
+    """How many frames above the caller the user's code is: the `stacklevel` of a warning."""
+    frame, levels = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("nbdist.", "contextlib")):
+        frame, levels = frame.f_back, levels + 1
+    return levels

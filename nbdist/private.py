@@ -204,7 +204,7 @@ INTERFACES: tuple[Interface, ...] = (
         "torch",
         "_dynamo _orig_mod _compiled_call_impl",
         "nbdist/shipping/exporters.py nbdist/shipping/kinds_object.py nbdist/accelerator.py nbdist/strategies/ddp.py "
-        "magics/session.py",
+        "nbdist/strategies/unwrapping.py magics/session.py",
         "a compiled module comes back as the module; what was compiled stays",
         "it is a module like any other, with one inside",
         self_tests.compiled,

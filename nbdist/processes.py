@@ -6,12 +6,13 @@ import builtins
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any
 
 from nbdist import messages, state
+from nbdist.kwargs import InitProcessGroupKwargs
+from nbdist.splitting import Split
 from nbdist.state import DistributedType, Process, wait_for_everyone
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Processes:
@@ -101,28 +102,96 @@ class Processes:
             if failure is not None:  # another machine's first process
                 raise RuntimeError(f"{who} failed: {failure}")
 
-    def on_main_process(self, function: F) -> F:
-        """Decorator: the function runs on the main process only; elsewhere it returns None."""
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorator, with or without brackets: the function runs on the main process only; elsewhere it gives None."""
         return _only(function, self.is_main_process)
 
-    def on_local_main_process(self, function: F) -> F:
-        """Decorator: the function runs on each machine's first process only."""
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorator, with or without brackets: the function runs on each machine's first process only."""
         return _only(function, self.is_local_main_process)
 
-    def on_last_process(self, function: F) -> F:
-        """Decorator: the function runs on the last process only."""
+    def on_last_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorator, with or without brackets: the function runs on the last process only."""
         return _only(function, self.is_last_process)
+
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
+        """Decorator: the function runs on one process only: `@state.on_process(process_index=1)`.
+
+        Raises:
+            ValueError: there is no such process. TypeError: no process is named.
+        """
+        return _only(function, self.process_index == _named(process_index, "process_index", self.num_processes))
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Decorator: the function runs on one process of each machine:
+        `@state.on_local_process(local_process_index=1)`.
+
+        Raises:
+            ValueError: there is no such process. TypeError: no process is named.
+        """
+        index = _named(local_process_index, "local_process_index", self.num_processes)
+        return _only(function, self.local_process_index == index)
+
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Split:
+        """A context manager that gives this process's part of some inputs; how many are real, and gathering results in
+        order: see `nbdist.splitting.Split`.
+
+        Args:
+            inputs: a list, tuple, range, tensor, array, table or dataset, or a dict of them with equal lengths; the
+                same on all processes. Each part is of the same type.
+            apply_padding: repeat the last item on processes that have less than the first. Default: parts differ by
+                one at most, and with less items than processes some are empty.
+
+        Raises:
+            TypeError: something that cannot be split (a string, a set, a generator). ValueError: a dict whose values
+                differ in length.
+        """
+        return Split(inputs, self.process_index, self.num_processes, apply_padding)
 
 
 class PartialState(Processes):
-    """A read-only view of this process, with Accelerate's names.
+    """A view of this process, with Accelerate's names.
 
     Args:
         cpu: stay on the CPU, whatever devices there are.
+        backend, init_method, timeout: for the process group, where this first look starts it (under torchrun): see
+            `nbdist.kwargs.InitProcessGroupKwargs`.
     """
 
-    def __init__(self, cpu: bool = False) -> None:
-        self._process = state.current(cpu)
+    def __init__(
+        self,
+        cpu: bool = False,
+        *,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self._process = state.current(cpu, InitProcessGroupKwargs(backend, init_method, timeout))
+
+    @property
+    def initialized(self) -> bool:
+        """Always true: the facts are read when it is made."""
+        return True
+
+    @property
+    def debug(self) -> bool:
+        """Debug mode: errors of collectives list everything that each rank brings. Default: `ACCELERATE_DEBUG_MODE`.
+
+        Can be set, for the whole process.
+        """
+        return state.debugging()
+
+    @debug.setter
+    def debug(self, on: bool) -> None:
+        state.set_debugging(on)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """End a process group, by default the one of all processes. In a cell that one only closes for the rest of
+        the cell.
+        """
+        state.end_group(group)
 
     def __repr__(self) -> str:
         me = self._process
@@ -130,9 +199,21 @@ class PartialState(Processes):
         return f"PartialState(process {me.rank} of {me.world_size}, {device}; {me.backend or 'no'} group)"
 
 
-def _only(function: F, here: bool) -> F:
+def _named(index: int | None, name: str, ranks: int) -> int:
+    if index is None:
+        raise TypeError(f"say which process: {name}=...")
+    if not 0 <= index < ranks:
+        raise ValueError(f"{name} is {index}; there are processes 0 to {ranks - 1}")
+    return index
+
+
+def _only(function: Callable[..., Any] | None, here: bool) -> Any:
+    """The function where it is to run, else one that returns None; without a function, the decorator."""
+    if function is None:
+        return functools.partial(_only, here=here)
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs) if here else None
 
-    return call  # type: ignore[return-value]
+    return call

@@ -14,14 +14,18 @@ import random
 import socket
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from nbdist import messages
+
+if TYPE_CHECKING:
+    from nbdist.kwargs import InitProcessGroupKwargs
 
 
 class StepBoundary:
@@ -111,6 +115,20 @@ _told: tuple[str, str] | None = None  # the device the worker has set, and why
 # and the facts.
 _known: tuple[Callable[[], Any], Process] | None = None
 _seed = 0
+_debug: bool | None = None  # None: as the environment says
+
+
+def debugging() -> bool:
+    """Whether debug mode is on: `ACCELERATE_DEBUG_MODE`, unless it was set here."""
+    if _debug is None:
+        return os.environ.get("ACCELERATE_DEBUG_MODE", "").lower() in ("1", "true", "yes", "on", "y", "t")
+    return _debug
+
+
+def set_debugging(on: bool) -> None:
+    """Turn debug mode on or off in this process."""
+    global _debug
+    _debug = on
 
 
 def use_device(device: str, reason: str) -> None:
@@ -119,12 +137,13 @@ def use_device(device: str, reason: str) -> None:
     _told, _known = (device, reason), None
 
 
-def current(cpu: bool = False) -> Process:
+def current(cpu: bool = False, group_options: InitProcessGroupKwargs | None = None) -> Process:
     """The facts about this process; under torchrun the first call starts the process group.
 
     Args:
         cpu: stay on the CPU, whatever devices there are. Default: the device order is cuda, mps (one process only),
             cpu.
+        group_options: how the group is started. Where it is there already they change nothing, which is noted once.
 
     Raises:
         RuntimeError: there are more ranks on this machine than GPUs.
@@ -149,13 +168,15 @@ def current(cpu: bool = False) -> Process:
                 "the process group was there",
             )
         elif "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ:
-            facts = _start_group(cpu)
-            group = dist.group.WORLD
+            facts = _start_group(cpu, group_options)
+            group, group_options = dist.group.WORLD, None
         else:
             device, why = _choose_device(0, 1, cpu)
             facts = Process(0, 0, 1, device, why, None, "one process: nothing to talk to")
         _known = (weakref.ref(group) if group is not None else _no_group, facts)
     facts = _known[1]
+    if group_options is not None:
+        _note_options(group_options, group)
     if cpu and facts.device.type != "cpu":
         return replace(facts, device=torch.device("cpu"), device_reason="cpu=True was asked for")
     return facts
@@ -188,7 +209,31 @@ def _choose_device(local_rank: int, world_size: int, cpu: bool) -> tuple[Any, st
     return torch.device("cpu"), "neither CUDA nor (for one process) MPS is available"
 
 
-def _start_group(cpu: bool) -> Process:
+_noted: set[str] = set()
+
+
+def note_once(text: str) -> None:
+    """A warning, once in this process and on the main process only, pointing at the user's line."""
+    if text in _noted:
+        return
+    _noted.add(text)
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(text, stacklevel=messages.depth())
+
+
+def _note_options(options: InitProcessGroupKwargs, group: Any) -> None:
+    """The group is there already (or there is none): what was asked of it has no effect."""
+    asked = {name: value for name, value in vars(options).items() if value is not None}
+    if group is not None and asked and asked != _started_with:
+        told = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        note_once(f"{told}: the process group is there already, and goes on as it is")
+
+
+_started = False  # the group was started here
+_started_with: dict[str, Any] = {}
+
+
+def _start_group(cpu: bool, options: InitProcessGroupKwargs | None) -> Process:
     """Join the group that torchrun's environment describes."""
     import torch
     import torch.distributed as dist
@@ -203,9 +248,21 @@ def _start_group(cpu: bool) -> Process:
         backend, because = "gloo", f"the device is {device.type}"
     if int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == world and "lo" in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing of ours listens on other interfaces
-    dist.init_process_group(backend)
+    asked = {} if options is None else {name: value for name, value in vars(options).items() if value is not None}
+    if "backend" in asked:
+        backend, because = asked["backend"], "it was asked for"
+    _started_with.update(asked)
+    dist.init_process_group(**{"backend": backend, **asked})
+    global _started
+    _started = True
     atexit.register(_end_group)
     return Process(rank, local, world, device, why, dist.get_backend(), because)
+
+
+def end_own_group() -> None:
+    """End the process group of all processes, if it was started here."""
+    if _started:
+        end_group()
 
 
 def _end_group() -> None:
@@ -215,6 +272,14 @@ def _end_group() -> None:
     # them.
     if dist.is_initialized() and not hasattr(sys, "last_type"):
         dist.destroy_process_group()
+
+
+def end_group(group: Any = None) -> None:
+    """End a process group; by default that of all processes, if there is one."""
+    import torch.distributed as dist
+
+    if group is not None or (dist.is_available() and dist.is_initialized()):
+        dist.destroy_process_group(group)
 
 
 def wait_for_everyone() -> None:
@@ -229,7 +294,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     """Seed random, numpy and torch, and the order of prepared loaders that have no generator of their own.
 
     Args:
-        seed: any integer.
+        seed: any integer, of any size.
         device_specific: add the rank, so that dropout and augmentation differ by rank; loaders keep one order on all
             ranks.
         deterministic: also ask torch for deterministic algorithms.
@@ -243,8 +308,9 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         seed += current().rank
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)  # every device's generator too
+    torch.manual_seed(seed % 2**64)  # every device's generator too
     if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
 
 

@@ -40,6 +40,7 @@ def _gathered(rank: int, ranks: int) -> dict[str, Any]:
         "bf16": gather(torch.full((rank + 1,), 1 + rank, dtype=torch.bfloat16)),
         "complex": gather(torch.tensor([1j * rank])),
         "not contiguous": gather(tensor.T[:1]) if rank else gather(torch.tensor([[7, 7]])),
+        "one element, stride 0": gather(torch.tensor(rank).expand(1)),
         "graph": gather(torch.ones(1, requires_grad=True) * 2).requires_grad,
         "number": gather(3.0),
         "int": gather(rank),
@@ -69,6 +70,7 @@ def test_gather() -> None:
         "bf16": ("bfloat16", [1.0, 2.0, 2.0]),
         "complex": ("complex64", [0j, 1j]),
         "not contiguous": ("int64", [[7, 7], [0, 3]]),
+        "one element, stride 0": ("int64", [0, 1]),
         "graph": False,
         "number": ("float32", [3.0, 3.0]),
         "int": ("int64", [0, 1]),
@@ -168,7 +170,8 @@ def _mismatches(rank: int, ranks: int) -> list[tuple[str, str]]:
 def test_mismatches_are_exceptions_on_every_rank_that_name_the_ranks() -> None:
     first, second = run_ranks(_mismatches, 2)
     assert first == second
-    kinds = ["ValueError"] * 6 + ["TypeError", "RuntimeError", "ValueError"] + ["TypeError"] * 3 + ["ValueError"]
+    apart = "DistributedOperationException"
+    kinds = [apart] * 6 + ["TypeError", apart, apart] + ["TypeError"] * 3 + [apart]
     assert [kind for kind, _ in first[:-1]] == kinds
     assert first[-1] == ("still works", "[1.0, 1.0, 1.0]")
     texts = [text for _, text in first]

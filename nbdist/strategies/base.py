@@ -77,6 +77,17 @@ class Strategy:
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
         """Whether the next forward and backward of this wrapped model share gradients with the other ranks."""
 
+    def keep_local(self, model: torch.nn.Module, local: bool) -> None:
+        """From now on no step of this wrapped model shares gradients, whatever `set_sync` says; or again as before.
+
+        Raises:
+            NotImplementedError: the ranks have no whole model each.
+        """
+        raise NotImplementedError(
+            f"LocalSGD averages whole replicas, and under the strategy {self.name!r} a rank has none. "
+            "It works with 'ddp' and 'single'"
+        )
+
     def scale_gradients(self, model: torch.nn.Module, factor: float | torch.Tensor) -> None:
         """Multiply the model's gradients, in place, by a factor that is the same on all ranks."""
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

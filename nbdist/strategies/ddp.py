@@ -47,6 +47,7 @@ class DDP(Strategy):
         super().__init__(process)
         self._options = options
         self._models: list[weakref.ref[Any]] = []
+        self._local: WeakSet[Any] = WeakSet()  # those that share no gradients now
         self._started = False
 
     def setup(self) -> None:
@@ -175,7 +176,14 @@ class DDP(Strategy):
 
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
         if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = sync
+            model.require_backward_grad_sync = sync and model not in self._local
+
+    def keep_local(self, model: torch.nn.Module, local: bool) -> None:
+        if local:
+            self._local.add(model)
+        else:
+            self._local.discard(model)
+        self.set_sync(model, not local)
 
     def after_interrupt(self) -> None:
         for ref in self._models:

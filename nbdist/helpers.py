@@ -1,0 +1,149 @@
+"""The members of the Accelerator beside the step: collectives, triggers, files, profiles, memory, folders."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nbdist import collectives, messages, metrics, saving, state
+from nbdist.data.cursor import Cursor
+from nbdist.kwargs import ProfileKwargs, ProjectConfiguration
+from nbdist.processes import Processes
+
+if TYPE_CHECKING:
+    from nbdist.arguments import Handlers
+
+
+class Helpers(Processes):
+    """What the Accelerator offers around a training loop.
+
+    Reads `self._live` (running iterators of prepared loaders, the newest last), `self._handlers` and
+    `self.project_configuration`.
+    """
+
+    _live: list[Cursor | None]
+    _handlers: Handlers
+    project_configuration: ProjectConfiguration
+    _triggered = False
+
+    # ------------------------------------------------------------------ collectives
+    def gather(self, tensor: Any) -> Any:
+        """The nested values of all ranks, joined, on every rank: see `nbdist.collectives.gather`."""
+        return collectives.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """`gather`, without what a rank computed on stand-ins because nothing was left for it: see
+        `nbdist.metrics.gather_for_metrics`.
+
+        Args:
+            input_data: a nested value. While a prepared loader runs, one float (such as a mean loss) comes once for
+                each real row of the batch, so that averaging what is gathered is right; for a sum use `reduce`.
+            use_gather_object: gather it as one object, as `gather_object` does.
+        """
+        return metrics.gather_for_metrics(input_data, self._live[-1], use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The sum, mean, max or min over the ranks: see `nbdist.collectives.reduce`."""
+        return collectives.reduce(tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+        """Each tensor padded to the largest size over the ranks: see `nbdist.collectives.pad_across_processes`."""
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: Any, even_batches: bool | None = None) -> Iterator[None]:
+        """Accepted, and does nothing: prepared loaders give every rank the same number of steps, and rows that are
+        none weigh 0.
+        """
+        state.note_once(
+            "join_uneven_inputs does nothing: with prepared loaders all ranks make the same number of steps"
+        )
+        yield
+
+    # ------------------------------------------------------------------ triggers
+    def set_trigger(self) -> None:
+        """Raise a flag on this rank, which `check_trigger` shows to all."""
+        self._triggered = True
+
+    def check_trigger(self) -> bool:
+        """Whether a rank has raised its flag since the last time; lowers them all. A collective: all ranks call it."""
+        raised = any(messages.agree("check_trigger", self._triggered))
+        self._triggered = False
+        return raised
+
+    # ------------------------------------------------------------------ files and folders
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """An object in a file, written by the main process (with `ProjectConfiguration(save_on_each_node=True)` by each
+        machine's first), whole or not at all: see `nbdist.saving.save`.
+        """
+        saving.save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
+
+    @property
+    def project_dir(self) -> str | None:
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint that is named automatically."""
+        return self.project_configuration.iteration
+
+    # ------------------------------------------------------------------ memory, profile, the end
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Let go of what was prepared and give memory back, to the device too: `a, b = accelerator.free_memory(a, b)`.
+
+        Returns:
+            None for each argument. Names of yours that are not rebound so keep their objects alive.
+        """
+        nothing: list[None] = [None] * len(objects)
+        del objects
+        del self._live[1:]  # the list itself is known to prepared loaders
+        self._forget()
+        gc.collect()
+        empty_cache()
+        return nothing
+
+    def clear(self, *objects: Any) -> list[None]:
+        """The same as `free_memory`."""
+        return self.free_memory(*objects)
+
+    def _forget(self) -> None:
+        """Drop what the Accelerator itself holds."""
+
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:
+        """A context manager that runs its body under torch.profiler and gives the profiler.
+
+        Args:
+            profile_handler: the options. Default: those of `kwargs_handlers`. With `output_trace_dir` each rank writes
+                `profile_<rank>.json` there; then all ranks leave together.
+        """
+        from nbdist.profiling import profiling
+
+        return profiling(profile_handler or self._handlers.get(ProfileKwargs) or ProfileKwargs())
+
+    def verify_device_map(self, model: torch.nn.Module) -> bool:
+        """Whether a part of the model is spread over several devices by a device map: such a model is not prepared."""
+        return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+
+    def end_training(self) -> None:
+        """The end of a script: the process group that this package has started ends. In a cell nothing does: the next
+        cell trains on.
+        """
+        state.end_own_group()
+
+
+def empty_cache() -> None:
+    """Give the device memory that torch keeps for later back."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+    elif torch.xpu.is_available():
+        torch.xpu.empty_cache()

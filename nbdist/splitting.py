@@ -1,0 +1,135 @@
+"""split_between_processes: a rank's contiguous part of a list, a dict of them, a tensor, an array, a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any
+
+from nbdist import collectives, messages, state
+
+
+class Split:
+    """This rank's part of some inputs: a context manager that gives it.
+
+    ::
+
+        with (part := accelerator.split_between_processes(prompts, apply_padding=True)) as mine:
+            results = [model(prompt) for prompt in mine]
+        everything = part.gather(results)
+
+    Args:
+        inputs: what is split, the same on all ranks: sizes differ by one at most, low ranks first.
+        rank, ranks: which part is ours, of how many.
+        apply_padding: repeat the last item on ranks that have less than rank 0.
+
+    Attributes:
+        start: the index of this rank's first item.
+        real: how many of this rank's items are real; behind them comes padding.
+        total: how many there are on all ranks together.
+
+    Raises:
+        TypeError: something that cannot be split by items. ValueError: a dict whose values differ in length.
+    """
+
+    def __init__(self, inputs: Any, rank: int, ranks: int, apply_padding: bool = False) -> None:
+        self._inputs = inputs
+        lengths = dict(_lengths(inputs, ""))
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{path} has {length}" for path, length in lengths.items())
+            raise ValueError(f"the values to split have different lengths: {told}. Split them one by one")
+        self.total = next(iter(lengths.values()), 0)
+        base, more = divmod(self.total, ranks)
+        self.start = rank * base + min(rank, more)
+        self.real = base + (rank < more)
+        size = base + bool(more) if apply_padding else self.real
+        self._padding = size - self.real if self.total else 0
+        self._whole = ranks == 1
+
+    def __enter__(self) -> Any:
+        return self._inputs if self._whole else _mapped(self._inputs, self._take)
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing was opened."""
+
+    def gather(self, results: Any) -> list[Any]:
+        """All ranks' results in the order of the inputs, without those of padding; on every rank. All ranks call it.
+
+        Args:
+            results: one for each of this rank's items, in order: anything that can be iterated.
+        """
+        state.current()
+        return [one for some in messages.agree("gather of a split", list(results)[: self.real]) for one in some]
+
+    def _take(self, values: Any) -> Any:
+        end = self.start + self.real
+        rows = [*range(self.start, end), *[self.total - 1] * self._padding]
+        if hasattr(values, "select") and hasattr(values, "column_names"):  # a Hugging Face dataset
+            return values.select(rows)
+        if hasattr(values, "iloc"):  # pandas
+            return values.iloc[rows]
+        if not _slices(values):  # a map-style dataset
+            from torch.utils.data import Subset
+
+            return Subset(values, rows)
+        part = values[self.start : end]
+        return _padded(part, values[-1:], self._padding) if self._padding else part
+
+
+def _padded(part: Any, last: Any, times: int) -> Any:
+    import torch
+
+    if isinstance(part, torch.Tensor):
+        return torch.cat([part, *[last] * times])
+    if hasattr(part, "dtype"):
+        import numpy
+
+        return numpy.concatenate([part, *[last] * times])
+    if isinstance(part, range):
+        return [*part, *list(last) * times]
+    return part + last * times
+
+
+def _slices(values: Any) -> bool:
+    return isinstance(values, list | tuple | range) or hasattr(values, "dtype")
+
+
+def _is_record(values: Any) -> bool:
+    return isinstance(values, tuple) and hasattr(values, "_fields")
+
+
+def _lengths(values: Any, path: str) -> Iterator[tuple[str, int]]:
+    """The length of everything that is split, by where it is."""
+    if isinstance(values, Mapping):
+        for key, one in values.items():
+            yield from _lengths(one, f"{path}[{key!r}]")
+    elif _is_record(values):
+        for name, one in zip(values._fields, values, strict=True):
+            yield from _lengths(one, f"{path}.{name}")
+    else:
+        why = _unsplittable(values)
+        if why:
+            raise TypeError(f"inputs{path} cannot be split between processes: {why}")
+        yield f"inputs{path}", len(values)
+
+
+def _unsplittable(values: Any) -> str:
+    if isinstance(values, str | bytes):
+        return f"it is a {type(values).__name__}; put it into a list, or leave it out and use it on every process"
+    if getattr(values, "ndim", 1) == 0:
+        return "it has no dimension"
+    if isinstance(values, set | frozenset):
+        return "a set has no order that is the same everywhere; pass sorted(...)"
+    if not isinstance(values, Sized):
+        return f"a {type(values).__name__} has no length; pass list(...)"
+    if not hasattr(values, "__getitem__"):
+        return f"a {type(values).__name__} has no items by index; pass list(...)"
+    return ""
+
+
+def _mapped(values: Any, take: Callable[[Any], Any]) -> Any:
+    if isinstance(values, Mapping):
+        items = {key: _mapped(one, take) for key, one in values.items()}
+        return items if type(values) is dict else collectives.like(values, items)
+    if _is_record(values):
+        return type(values)(*(_mapped(one, take) for one in values))
+    return take(values)
