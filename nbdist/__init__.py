@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbdist.accelerator import Accelerator as Accelerator
+    from nbdist.data.resume import skip_first_batches as skip_first_batches
     from nbdist.kwargs import AutocastKwargs as AutocastKwargs
     from nbdist.kwargs import DataLoaderConfiguration as DataLoaderConfiguration
     from nbdist.kwargs import DDPCommunicationHookType as DDPCommunicationHookType
@@ -56,6 +57,7 @@ _HOME_OF = {
     "launch": "nbdist.launchers.launch",
     "notebook_launcher": "nbdist.launchers.notebook",
     "set_seed": "nbdist.state",
+    "skip_first_batches": "nbdist.data.resume",
     "synchronize_rng_states": "nbdist.rng",
 }
 __all__ = sorted(_HOME_OF)  # type: ignore[misc]  # noqa: PLE0605

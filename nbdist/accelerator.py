@@ -14,8 +14,15 @@ from torch.utils.data import DataLoader
 from nbdist import arguments, state, strategies
 from nbdist.data import loader as loaders
 from nbdist.data.cursor import Cursor
+from nbdist.data.options import Options
+from nbdist.data.resume import skip_first_batches
 from nbdist.helpers import Helpers
-from nbdist.kwargs import DistributedDataParallelKwargs, InitProcessGroupKwargs, ProjectConfiguration
+from nbdist.kwargs import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+)
 from nbdist.nested import inside, replaced
 from nbdist.processes import PartialState
 from nbdist.shipping.exporters import register_exporter
@@ -29,6 +36,8 @@ class Accelerator(Helpers):
     Args:
         device_placement: bring models and batches to this rank's device. Default True.
         cpu: stay on the CPU, whatever devices there are.
+        split_batches: a loader's batch size is that of all ranks together. Default False: it is a rank's.
+        dataloader_config: how loaders are prepared, a `DataLoaderConfiguration`.
         rng_types: no effect: the order of prepared loaders is a function of (seed, epoch).
         project_dir: the project's folder; for logs too, unless `project_config` names another.
         project_config: a `ProjectConfiguration`.
@@ -45,7 +54,9 @@ class Accelerator(Helpers):
         self,
         *positional: Any,
         device_placement: bool = True,
+        split_batches: bool = False,
         cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
         rng_types: list[Any] | None = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
@@ -61,6 +72,7 @@ class Accelerator(Helpers):
         self.project_configuration = arguments.project(project_dir, project_config)
         arguments.note_rng_types(rng_types)
         self.device_placement = device_placement
+        self._loading = arguments.loading(dataloader_config, split_batches)
         self._process = state.current(cpu)
         self._strategy = _strategy(strategy, self._process, handlers)
         self._ranks = self._strategy.data_parallel_size
@@ -140,20 +152,52 @@ class Accelerator(Helpers):
         self._strategy.rebind(optimizer)
         return PreparedOptimizer(optimizer)
 
-    def prepare_data_loader(self, data_loader: DataLoader, device_placement: bool | None = None) -> DataLoader:
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader,
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Any = None,
+        already_sharded: bool | None = None,
+    ) -> DataLoader:
         """The loader, still of the user's class, with its samples split over the ranks and its batches brought to
         the device.
 
         Full steps give each rank `batch_size` samples. The last step is split evenly; a rank that gets none repeats
         rank 0's samples with weight 0. Order is a function of (seed, epoch): the seed of the loader's generator,
-        else of `set_seed`.
+        else of `set_seed`. `state_dict` and `load_state_dict` of the result resume it anywhere.
+
+        Args:
+            data_loader: any DataLoader. An `IterableDataset` is read whole by each rank, which keeps its part.
+            device_placement: whether batches are brought to the device. Default: as the Accelerator was told.
+            slice_fn_for_dispatch: no effect: rank 0 makes each rank's batch with the loader's own collate function.
+            already_sharded: each rank's dataset has other samples than those of the others, so nothing is split.
+                Default: as the dataset's attribute `sharded_by_rank` says, or `datasets.split_dataset_by_node`.
         """
         placed = self.device_placement if device_placement is None else device_placement
-        device = self.device if placed and self.device.type != "cpu" else None
-        strategy = self._strategy
-        return loaders.prepare_loader(
-            data_loader, strategy.data_parallel_rank, strategy.data_parallel_size, self._live, device
+        if slice_fn_for_dispatch is not None:
+            arguments.without_effect(
+                "slice_fn_for_dispatch", "rank 0 makes each rank's batch by the loader's collate_fn"
+            )
+        loading = self._loading
+        options = Options(
+            rank=self._strategy.data_parallel_rank,
+            ranks=self._strategy.data_parallel_size,
+            device=self.device if placed and self.device.type != "cpu" else None,
+            non_blocking=loading.non_blocking,
+            split_batches=loading.split_batches,
+            dispatch=bool(loading.dispatch_batches),
+            already_sharded=already_sharded,
+            data_seed=loading.data_seed,
+            accumulates=self._accumulates,
         )
+        return loaders.prepare_loader(data_loader, self._live, options)
+
+    def _accumulates(self) -> bool:
+        return getattr(self, "gradient_accumulation_steps", 1) > 1
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """The same loader for one pass without its first batches: see `nbdist.skip_first_batches`."""
+        return skip_first_batches(dataloader, num_batches)
 
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True

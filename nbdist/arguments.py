@@ -13,10 +13,8 @@ H = TypeVar("H")
 
 # Accelerate's arguments that a later version brings, with the values that mean what happens now.
 _LATER: dict[str, tuple[Any, ...]] = {
-    "split_batches": (False,),
     "mixed_precision": (None, "no"),
     "gradient_accumulation_steps": (1,),
-    "dataloader_config": (None,),
     "deepspeed_plugin": (None,),
     "deepspeed_plugins": (None,),
     "fsdp_plugin": (None,),
@@ -97,6 +95,30 @@ def given(handler: Any) -> dict[str, Any]:
     }
 
 
+def without_effect(name: str, why: str) -> None:
+    """Say once that an argument changes nothing."""
+    state.note_once(f"{name} has no effect: {why}")
+
+
+def loading(config: kwargs.DataLoaderConfiguration | None, split_batches: bool) -> kwargs.DataLoaderConfiguration:
+    """How loaders are prepared, from both places where it may be said.
+
+    Raises:
+        TypeError: the configuration is something else.
+    """
+    if config is None:
+        return kwargs.DataLoaderConfiguration(split_batches=split_batches)
+    if not isinstance(config, kwargs.DataLoaderConfiguration):
+        raise TypeError(f"dataloader_config is a {type(config).__name__}; it must be a DataLoaderConfiguration")
+    if not config.even_batches:
+        without_effect("even_batches=False", "tails are uneven anyway, and weighed")
+    if not config.use_seedable_sampler:
+        without_effect("use_seedable_sampler=False", "the order always is a function of (seed, epoch)")
+    if config.custom_classes:
+        without_effect("custom_classes", "a prepared loader is of the user's own class")
+    return dataclasses.replace(config, split_batches=config.split_batches or split_batches)
+
+
 def refuse_positional(positional: tuple[Any, ...]) -> None:
     if positional:
         raise TypeError(
@@ -109,7 +131,10 @@ def refuse_later(later: dict[str, Any]) -> None:
     """Arguments that are not there: an error, unless the value asks for what happens anyway."""
     for name, value in later.items():
         if name not in _LATER:
-            known = "device_placement, cpu, rng_types, project_dir, project_config, kwargs_handlers, strategy"
+            known = (
+                "device_placement, split_batches, cpu, dataloader_config, rng_types, project_dir, project_config, "
+                "kwargs_handlers, strategy"
+            )
             raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
         if not any(value is harmless or value == harmless for harmless in _LATER[name]):
             raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")

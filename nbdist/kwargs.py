@@ -132,8 +132,9 @@ class DataLoaderConfiguration:
     `split_batches`: a loader's batch size is that of all ranks together. `dispatch_batches`: rank 0 reads, and sends
     each rank its part. `even_batches` has no effect: tails are uneven and weighed. `use_seedable_sampler` has no
     effect: the order always is a function of (seed, epoch). `data_seed`: the seed of loaders without a generator;
-    default: that of `set_seed`. `non_blocking`: bring batches to the device beside the computation.
-    `use_stateful_dataloader`: see docs/porting.md.
+    default: that of `set_seed`. `non_blocking`: bring batches to the device beside the computation; with
+    pin_memory=True on CUDA the next one is copied while this one is in use. `use_stateful_dataloader` has no effect:
+    every prepared loader has `state_dict` and `load_state_dict`. Neither has `custom_classes`.
     """
 
     split_batches: bool = False

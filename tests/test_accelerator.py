@@ -29,7 +29,7 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
 
 # ---------------------------------------------------------------------- arguments
 def test_arguments_that_are_not_there_are_named() -> None:
-    with pytest.raises(TypeError, match="no argument 'mixed_persicion'; it has: device_placement, cpu, rng_types"):
+    with pytest.raises(TypeError, match="no argument 'mixed_persicion'; it has: device_placement, split_batches, cpu"):
         Accelerator(mixed_persicion="bf16")
     with pytest.raises(NotImplementedError, match=r"mixed_precision='bf16'.*not available"):
         Accelerator(mixed_precision="bf16")

@@ -15,29 +15,40 @@ class Counts(Protocol):
 class Position:
     """Where a prepared loader is, over all its iterators.
 
-    `delivered` counts batches that reached the user in this epoch, not those fetched ahead. `used` says that
-    training took one of them: then a `break` moves on to the next epoch; a mere peek uses nothing up.
+    `delivered` counts batches that reached the user in this epoch, not those fetched ahead. `start` is where the next
+    iteration of this epoch begins: 0, but for an epoch that was loaded from a state. `used` says that training took
+    one of them: then a `break` moves on to the next epoch; a mere peek uses nothing up. `seed` is a loaded state's;
+    None: the loader's own.
     """
 
-    __slots__ = ("delivered", "epoch", "used")
+    __slots__ = ("delivered", "epoch", "seed", "start", "used")
 
     def __init__(self) -> None:
-        self.epoch = self.delivered = 0
+        self.epoch = self.delivered = self.start = 0
         self.used = False
+        self.seed: int | None = None
 
-    def begin(self) -> int:
-        """A new iteration starts; returns its epoch."""
+    def begin(self) -> tuple[int, int]:
+        """A new iteration starts; returns its epoch, and the batches of it that it passes over."""
         if self.used and self.delivered:
-            self.epoch += 1
-        self.delivered, self.used = 0, False
-        return self.epoch
+            self.epoch, self.start = self.epoch + 1, 0
+        self.delivered, self.used = self.start, False
+        return self.epoch, self.start
+
+    def resume(self, epoch: int, delivered: int) -> None:
+        """The next iteration is the rest of this epoch, behind so many batches."""
+        self.epoch, self.delivered, self.start, self.used = epoch, delivered, delivered, False
+
+    def end(self) -> None:
+        """An iteration has delivered its last batch."""
+        self.resume(self.epoch + 1, 0)
 
 
 class Cursor:
     """The batch in hand of one running iterator.
 
     `local` and `total`: its real rows on this rank, and on all ranks. `step`: its number in the epoch, from 0. `last`:
-    it is known to be the last one.
+    it is known to be the last one; all ranks know the same.
     """
 
     __slots__ = ("last", "local", "plan", "position", "step", "total")

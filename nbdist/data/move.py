@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,3 +41,57 @@ def send_to_device(
         moved = [send_to_device(value, device, non_blocking, skip_keys) for value in tensor]
         return type(tensor)(*moved) if hasattr(tensor, "_fields") else type(tensor)(moved)
     return tensor
+
+
+class CopyAhead:
+    """Copies each batch to a device while the one before is computed on, on a stream of its own.
+
+    Args:
+        batches: those to copy; pinned memory, else each copy waits for itself.
+        device: where to.
+        module: what has Stream, stream, current_stream: torch.cuda.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: Any, module: Any) -> None:
+        self._batches, self._device, self._module = batches, device, module
+        self._stream = module.Stream(device)
+
+    @classmethod
+    def over(cls, batches: Iterator[Any], device: Any) -> Iterator[Any]:
+        """`batches` on the device: copied ahead on CUDA, else one by one."""
+        if device.type != "cuda":
+            return (send_to_device(batch, device, non_blocking=True) for batch in batches)
+        return iter(cls(batches, device, torch.cuda))
+
+    def __iter__(self) -> Iterator[Any]:
+        copied = self._copied()
+        while copied:
+            current = self._module.current_stream(self._device)
+            current.wait_stream(self._stream)
+            _used_on(copied[0], current)  # its memory is not given to another copy before this stream is done with it
+            batch = copied[0]
+            error = None
+            try:
+                copied = self._copied()
+            except Exception as raised:  # its turn is after the batch in hand
+                error = raised
+            yield batch
+            if error is not None:
+                raise error
+
+    def _copied(self) -> tuple[Any, ...]:
+        """The next batch on the device, in a tuple; empty at the end."""
+        for batch in self._batches:
+            with self._module.stream(self._stream):
+                return (send_to_device(batch, self._device, non_blocking=True),)
+        return ()
+
+
+def _used_on(value: Any, stream: Any) -> None:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _used_on(item, stream)
+    elif hasattr(value, "record_stream"):
+        value.record_stream(stream)

@@ -9,6 +9,7 @@ number of steps.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -90,31 +91,54 @@ class LazyPlan:
 
     def __init__(self, groups: Iterator[list[list[int]]], sandbox: Sandbox, rank: int, copies: int = 1) -> None:
         self._groups, self._sandbox, self._rank, self._copies = groups, sandbox, rank, copies
-        self._counts: dict[int, tuple[int, int]] = {}  # of steps given out and not yet delivered
+        self._sizes: dict[int, tuple[int, int]] = {}  # of the step in hand, and of those pulled ahead of it
+        self._waiting: deque[list[int]] = deque()  # ours of the steps that were pulled and not given out
+        self._pulled = 0
+        self._ended = False
+        self._error: Exception | None = None  # the sampler's: raised where its step would be
         self.ragged = 0  # no step is known to be like the others
 
+    def _reach(self, step: int) -> bool:
+        """Whether there is such a step; pulls as far as that."""
+        while self._pulled <= step and not self._ended:
+            aim = self._pulled + self.AT_ONCE
+            try:
+                with self._sandbox.entered():
+                    for group in itertools.islice(self._groups, self.AT_ONCE):
+                        mine = group[self._rank]
+                        self._sizes[self._pulled] = (len(mine), sum(map(len, group)) * self._copies)
+                        self._waiting.append(mine or group[0])
+                        self._pulled += 1
+            except Exception as error:
+                self._error = error
+            self._ended = self._pulled < aim
+        return step < self._pulled
+
     def batches(self, start: int) -> Iterator[list[int]]:
-        step = 0
-        while True:
-            with self._sandbox.entered():
-                some = list(itertools.islice(self._groups, self.AT_ONCE))
-            if not some:
+        """This rank's indices, from step `start` on."""
+        for step in itertools.count():
+            if not self._reach(step):
+                if self._error is not None:
+                    raise self._error
                 return
-            for group in some:
-                if step >= start:
-                    mine = group[self._rank]
-                    self._counts[step] = (len(mine), sum(map(len, group)) * self._copies)
-                    yield mine or group[0]
-                step += 1
+            indices = self._waiting.popleft()
+            if step >= start:
+                yield indices
+            else:
+                del self._sizes[step]
 
     def counts(self, step: int) -> tuple[int, int]:
-        return self._counts.pop(step)
+        """Real samples of this rank, and of all ranks, at a step; the one before is forgotten."""
+        self._sizes.pop(step - 1, None)
+        return self._sizes[step]
 
     def is_last(self, step: int) -> bool:
-        return False
+        return not self._reach(step + 1) and self._error is None
 
-    def total(self, step: int, steps: int) -> int | None:
-        return None
+    def total(self, step: int, steps: int) -> int:
+        """Real samples of all ranks in so many steps from this one on, or as many as there are."""
+        self._reach(step + steps - 1)
+        return sum(self._sizes[at][1] for at in range(step, min(step + steps, self._pulled)))
 
 
 def by_batch(batches: Callable[[], Iterable[Sequence[int]]], ranks: int) -> Iterator[list[list[int]]]:
@@ -122,6 +146,18 @@ def by_batch(batches: Callable[[], Iterable[Sequence[int]]], ranks: int) -> Iter
     source = iter(batches())
     while group := [list(batch) for batch in itertools.islice(source, ranks)]:
         yield group + [[]] * (ranks - len(group))
+
+
+def by_part(batches: Callable[[], Iterable[Sequence[int]]], ranks: int) -> Iterator[list[list[int]]]:
+    """Groups from a user's own batch sampler: each of its batches is split evenly over the ranks."""
+    for batch in batches():
+        yield parted(list(batch), ranks)
+
+
+def parted(rows: list[Any], ranks: int) -> list[list[Any]]:
+    """`rows` cut into each rank's consecutive share."""
+    ends = list(itertools.accumulate(shares(len(rows), ranks)))
+    return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def by_sample(
@@ -132,6 +168,4 @@ def by_sample(
     while rows := list(itertools.islice(source, batch * ranks)):
         if len(rows) < batch * ranks and drop_last:
             return
-        sizes = shares(len(rows), ranks) if len(rows) < batch * ranks else [batch] * ranks
-        taken = iter(rows)
-        yield [list(itertools.islice(taken, size)) for size in sizes]
+        yield parted(rows, ranks)

@@ -11,9 +11,9 @@ import numpy
 import torch
 
 
-def mixed(seed: int, epoch: int) -> int:
-    """One well-mixed 63-bit seed for an epoch: neighbouring seeds and epochs give unrelated orders."""
-    words = numpy.random.SeedSequence([seed % 2**64, epoch]).generate_state(2)
+def mixed(seed: int, *parts: int) -> int:
+    """One well-mixed 63-bit seed for an epoch (and a rank): neighbouring numbers give unrelated draws."""
+    words = numpy.random.SeedSequence([seed % 2**64, *parts]).generate_state(2)
     return (int(words[0]) << 31) ^ int(words[1])
 
 

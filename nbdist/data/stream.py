@@ -10,9 +10,62 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from nbdist.data.plan import shares
+from nbdist.data import randomness
+from nbdist.data.cursor import Cursor
+from nbdist.data.options import Options
+from nbdist.data.plan import parted
+
+
+class StreamSource:
+    """Feeds a prepared loader from a stream that every rank reads whole.
+
+    Args:
+        loader: the user's loader.
+        options: how it is prepared.
+        seed: gives the loader's seed.
+    """
+
+    kind = "stream"
+    sharded = False
+
+    def __init__(self, loader: DataLoader, options: Options, seed: Callable[[], int]) -> None:
+        self._loader, self._options, self._seed = loader, options, seed
+        self.batch = options.each(loader.batch_size)
+        batched = loader.batch_size is not None
+        self.stream = ShardedIterable(loader.dataset, self.batch, options.rank, options.ranks, loader.drop_last)
+        if loader.persistent_workers:
+            self.stream.share()
+        self.attributes: dict[str, Any] = {
+            "dataset": self.stream,
+            "collate_fn": TailCollate(loader.collate_fn, batched),
+        }
+        if batched and self.batch != loader.batch_size:
+            self.attributes["batch_size"] = self.batch
+            self.attributes["batch_sampler"] = BatchSampler(loader.sampler, self.batch, loader.drop_last)
+
+    @property
+    def stride(self) -> int:
+        """Samples of all ranks in a full step."""
+        return self.batch * self._options.ranks
+
+    def rows(self) -> int:
+        """Samples an epoch; TypeError when the dataset has no length."""
+        return len(self._loader.dataset)  # type: ignore[arg-type]
+
+    def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+        """The batches of an epoch from `start` on; `begin` starts the loader's own iterator, with a seed."""
+        if hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.dataset.set_epoch(epoch)
+        # Each worker gives its batches in turn until it ends, so of `start` batches it has given at least this many.
+        self.stream.passed_over = start // max(self._loader.num_workers, 1)
+        inner = begin(randomness.mixed(self._seed(), epoch))  # workers draw the same on all ranks: it is one stream
+        batches = _streamed(inner, self.batch, self._options.ranks, cursor, start)
+        if self._options.accumulates():
+            return known_last(batches, cursor)
+        return (batch for batch, _, _, _ in batches)
 
 
 class ShardedIterable(IterableDataset):
@@ -27,20 +80,40 @@ class ShardedIterable(IterableDataset):
 
     def __init__(self, dataset: Any, batch: int, rank: int, ranks: int, drop_last: bool) -> None:
         self._dataset, self._batch, self._rank, self._ranks, self._drop_last = dataset, batch, rank, ranks, drop_last
+        self._passed_over: Any = 0
+
+    def share(self) -> None:
+        """Workers that outlive an epoch see what is written to `passed_over`."""
+        self._passed_over = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def passed_over(self) -> int:
+        """Steps of a process's stream that are read and not given: batches of nothing stand for them."""
+        return int(self._passed_over)
+
+    @passed_over.setter
+    def passed_over(self, steps: int) -> None:
+        if isinstance(self._passed_over, torch.Tensor):
+            self._passed_over.fill_(steps)
+        else:
+            self._passed_over = steps
 
     def __iter__(self) -> Iterator[Any]:
-        source = iter(self._dataset)
+        source, passed_over = iter(self._dataset), self.passed_over
         whole, start = self._batch * self._ranks, self._batch * self._rank
         while rows := list(itertools.islice(source, whole)):
-            if len(rows) == whole:
-                yield from rows[start : start + self._batch]
-                continue
-            if self._drop_last:
+            if len(rows) < whole and self._drop_last:
                 return
-            sizes = shares(len(rows), self._ranks)
-            at, mine = sum(sizes[: self._rank]), sizes[self._rank]
-            for sample in rows[at : at + mine] if mine else rows[: sizes[0]]:
-                yield Tail(sample, mine, len(rows))
+            if passed_over:
+                passed_over -= 1
+                yield from [NOTHING] * self._batch
+            elif len(rows) == whole:
+                yield from rows[start : start + self._batch]
+            else:
+                parts = parted(rows, self._ranks)
+                mine = parts[self._rank]
+                for sample in mine or parts[0]:
+                    yield Tail(sample, len(mine), len(rows))
 
     def __len__(self) -> int:
         """In samples of one rank, so that the loader works out the right number of steps from it."""
@@ -52,6 +125,44 @@ class ShardedIterable(IterableDataset):
         if name.startswith("__") or name == "_dataset":
             raise AttributeError(name)
         return getattr(self._dataset, name)
+
+
+def _streamed(inner: Iterator[Any], size: int, ranks: int, cursor: Cursor, start: int) -> Iterator[tuple[Any, ...]]:
+    """Sets the cursor to each batch, and gives what `known_last` needs to set it again: (batch, local, total, step)."""
+    for _ in range(start):
+        next(inner, None)
+    for step, batch in enumerate(inner, start):
+        cursor.step = step
+        if type(batch) is Tail:
+            cursor.local, cursor.total = batch.local, batch.total
+            batch = batch.value
+        else:  # workers end one by one: after a short step a full one may follow
+            cursor.local, cursor.total = size, size * ranks
+        yield batch, cursor.local, cursor.total, step
+
+
+def known_last(batches: Iterator[tuple[Any, ...]], cursor: Cursor) -> Iterator[Any]:
+    """One batch of look-ahead: the last one is known as such. An error waits until the batch before is delivered."""
+    held: tuple[Any, ...] | None = next(batches, None)
+    while held is not None:
+        error = following = None
+        try:
+            following = next(batches, None)
+        except Exception as raised:
+            error = raised
+        batch, cursor.local, cursor.total, cursor.step = held
+        cursor.last = following is None and error is None
+        yield batch
+        if error is not None:
+            raise error
+        held = following
+
+
+class _Nothing:
+    """Stands for a sample that is passed over."""
+
+
+NOTHING = _Nothing()
 
 
 class Tail:
@@ -85,6 +196,8 @@ class TailCollate:
 
     def __call__(self, rows: Any) -> Any:
         first = rows[0] if self._batched else rows
+        if first is NOTHING:
+            return None
         if type(first) is not Tail:
             return self._collate(rows)
         value = self._collate([row.value for row in rows] if self._batched else first.value)

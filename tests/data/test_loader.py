@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from nbdist import set_seed
 from nbdist.data.loader import Prepared, prepare_loader, user_loader
+from nbdist.data.options import Options
 from tests.training import Ragged, Shuffling, Stream
 
 
@@ -40,8 +41,13 @@ def delivered(loader: Any, take: int | None = None) -> list[tuple[Any, int, int]
     ]
 
 
-def on_ranks(make: Any, ranks: int) -> list[Any]:
-    return [prepare_loader(make(), rank, ranks, [None]) for rank in range(ranks)]
+def prepare(loader: Any, rank: int, ranks: int, live: Any = None, **options: Any) -> Any:
+    """A rank's view of the loader."""
+    return prepare_loader(loader, [None] if live is None else live, Options(rank, ranks, **options))
+
+
+def on_ranks(make: Any, ranks: int, **options: Any) -> list[Any]:
+    return [prepare(make(), rank, ranks, **options) for rank in range(ranks)]
 
 
 def flattened(lists: Any) -> list[Any]:
@@ -181,7 +187,7 @@ def test_a_loader_that_is_sharded_already_is_left_alone() -> None:
     for rank, right in enumerate([[[0, 2], [4, 6]], [[1, 3], [5, 7]]]):
         sampler = DistributedSampler(range(8), 2, rank, shuffle=False)
         with pytest.warns(UserWarning, match="sharded already"):
-            loader = prepare_loader(DataLoader(range(8), batch_size=2, sampler=sampler), rank, 2, [None])
+            loader = prepare(DataLoader(range(8), batch_size=2, sampler=sampler), rank, 2)
         assert delivered(loader) == [(batch, 2, 4) for batch in right]
         loader.set_epoch(3)
         assert sampler.epoch == 3
@@ -266,9 +272,9 @@ class Marked(DataLoader):
 @pytest.mark.parametrize("dataset", [Numbers(), Split(10)], ids=["map", "stream"])
 def test_it_is_the_users_own_class(dataset: Any) -> None:
     user = Marked(dataset, batch_size=3, tag="t")
-    loader = prepare_loader(user, 0, 2, [None])
+    loader = prepare(user, 0, 2)
     assert isinstance(loader, Marked) and type(loader).__name__ == "Marked" and loader.hello() == "t"
-    assert user_loader(loader) is user and prepare_loader(loader, 0, 2, loader._nb.live) is loader
+    assert user_loader(loader) is user and prepare(loader, 0, 2, loader._nb.live) is loader
     assert not isinstance(user, Prepared) and type(user.batch_sampler) in (BatchSampler, type(None))
     assert delivered(loader) == [(("t", [6, 7]), 2, 4)]
     with pytest.raises(ValueError, match="batch_size"):
@@ -278,11 +284,11 @@ def test_it_is_the_users_own_class(dataset: Any) -> None:
 
 def test_samplers_are_seen_through() -> None:
     sampler = WeightedRandomSampler([1.0] * 4, 4)
-    loader = prepare_loader(DataLoader(range(4), batch_size=2, sampler=sampler), 0, 1, [None])
+    loader = prepare(DataLoader(range(4), batch_size=2, sampler=sampler), 0, 1)
     assert loader.sampler is sampler and loader.batch_sampler.batch_size == 2
     stream = Split(4)
     stream.name = "s"  # type: ignore[attr-defined]
-    assert prepare_loader(DataLoader(stream), 0, 1, [None]).dataset.name == "s"
+    assert prepare(DataLoader(stream), 0, 1).dataset.name == "s"
 
 
 def test_where_an_iteration_is() -> None:
@@ -329,19 +335,19 @@ def test_another_accelerator_goes_on_with_the_users_loader() -> None:
 
     streams = Named(Stream(range(7)), batch_size=2, num_workers=1)
     for original in (Named(range(7), batch_size=2, shuffle=True), streams):
-        once: Any = prepare_loader(original, 0, 2, [None])
+        once: Any = prepare(original, 0, 2)
         epochs = [delivered(once) for _ in range(3)]
-        first: Any = prepare_loader(original, 0, 2, [None])
+        first: Any = prepare(original, 0, 2)
         assert delivered(first) == epochs[0]
-        assert prepare_loader(first, 0, 2, first._nb.live) is first
+        assert prepare(first, 0, 2, first._nb.live) is first
         first.name = "mine"
         live: list[Any] = [None]
-        second: Any = prepare_loader(first, 0, 2, live)
+        second: Any = prepare(first, 0, 2, live)
         assert second is not first and second._nb.live is live and user_loader(second) is original
         assert type(second).__mro__.count(Prepared) == 1 and second.name == "mine"
         assert delivered(second) == epochs[1] and delivered(first) == epochs[2]
         second.set_epoch(0)
-        assert delivered(prepare_loader(second, 0, 2, [None])) == epochs[0]
+        assert delivered(prepare(second, 0, 2)) == epochs[0]
 
 
 def test_a_loader_that_goes_through_its_data_twice() -> None:
@@ -350,5 +356,5 @@ def test_a_loader_that_goes_through_its_data_twice() -> None:
             yield from super().__iter__()
             yield from super().__iter__()
 
-    loader = prepare_loader(Twice(range(3), batch_size=2), 0, 2, [None])
+    loader = prepare(Twice(range(3), batch_size=2), 0, 2)
     assert delivered(loader) == [([0, 1], 2, 3), ([0, 1], 2, 3)]

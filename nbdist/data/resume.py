@@ -1,0 +1,197 @@
+"""Going on where a loader was: its state as plain numbers, and passes that leave the first batches out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from nbdist.data.cursor import Position
+
+if TYPE_CHECKING:
+    from nbdist.data.loader import Inside
+
+_KINDS = {
+    "samples": "a dataset with indices",
+    "batches": "a batch sampler of the user's own",
+    "stream": "a stream",
+    "sharded stream": "streams that are already split by rank",
+    "sharded samples": "datasets that are already split by rank",
+}
+
+
+def state_of(inside: Inside) -> dict[str, Any]:
+    """The state of a prepared loader: see `Prepared.state_dict`."""
+    source, position = inside.source, inside.position
+    state: dict[str, Any] = {
+        "epoch": position.epoch,
+        "delivered": position.delivered,
+        "seed": inside.seed(),
+        "kind": source.kind,
+        "rows": _rows(inside),
+        "stride": source.stride,
+    }
+    if "stream" in source.kind:
+        state["num_workers"] = inside.original.num_workers
+    if source.sharded:
+        state["sampler_epoch"] = getattr(source, "distributed").epoch  # noqa: B009
+    return state
+
+
+def load(inside: Inside, state: dict[str, Any]) -> None:
+    """Put a prepared loader where the state is: see `Prepared.load_state_dict`."""
+    source = inside.source
+    absent = [name for name in ("epoch", "delivered", "seed", "kind", "rows", "stride") if name not in state]
+    if absent:
+        raise ValueError(
+            f"this is no state of a prepared loader: it has no {', '.join(absent)} (it has: "
+            f"{', '.join(map(str, state)) or 'nothing'}). Load what state_dict() of a prepared loader returned"
+        )
+    if state["kind"] != source.kind:
+        theirs, ours = (_KINDS.get(kind, kind) for kind in (state["kind"], source.kind))
+        raise ValueError(f"this state is of a loader over {theirs}; this one is over {ours}. Load it into its own kind")
+    rows = _rows(inside)
+    if state["rows"] != rows and None not in (state["rows"], rows):
+        what = "batches" if source.kind == "batches" else "samples"
+        raise ValueError(
+            f"this state is of a loader over {state['rows']} {what}; this one has {rows}, and their order would be "
+            "another one. Load it into a loader over the same dataset"
+        )
+    inside.position.resume(state["epoch"], _delivered(inside, state))
+    inside.position.seed = state["seed"]
+    if source.sharded and "sampler_epoch" in state:
+        getattr(source, "distributed").set_epoch(state["sampler_epoch"])  # noqa: B009
+
+
+def _delivered(inside: Inside, state: dict[str, Any]) -> int:
+    """The batches of the state in steps of this loader."""
+    theirs, ours, workers = state["stride"], inside.source.stride, inside.original.num_workers
+    parts = "stream" in inside.source.kind and max(state["num_workers"], workers) > 0 and state["delivered"] > 0
+    if parts and (theirs, state["num_workers"]) != (ours, workers):
+        # Each worker has a part of the stream: which samples share a step depends on all of these.
+        raise ValueError(
+            f"this state is of a stream read by {state['num_workers']} workers in steps of {theirs} samples; here "
+            f"there are {workers} workers and steps of {ours}, which would give other samples. Use the same "
+            "num_workers, batch size and number of ranks, or load a state of an epoch's start"
+        )
+    done = state["delivered"] * theirs
+    if state["delivered"] and theirs != ours:
+        rows = inside.source.rows() if state["rows"] is not None else done
+        if done >= rows:  # the last step, which may be short
+            return -(-rows // ours)
+        if done % ours:
+            raise ValueError(
+                f"this state is {done} {'batches' if inside.source.kind == 'batches' else 'samples'} into its epoch, "
+                f"and a step of this loader takes {ours} of all ranks together, so it cannot start there. Use the "
+                "same batch size and number of ranks, or ones that divide it"
+            )
+    return done // ours
+
+
+def _rows(inside: Inside) -> int | None:
+    try:
+        return inside.source.rows()
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class Skipped:
+    """One pass over the epoch in progress that leaves its first batches out.
+
+    Args:
+        position: that of the loader.
+        batches: how many are left out, counted from the epoch's start.
+    """
+
+    def __init__(self, position: Position, batches: int) -> None:
+        self._batches, self._position = batches, position
+        self._epoch: int | None = position.epoch
+        self._begun = False
+
+    @property
+    def left(self) -> int:
+        """What is left out of the next iteration; 0 after the one pass."""
+        if self._begun and (self._position.used or self._position.epoch != self._epoch):
+            self._epoch = None
+        return self._batches if self._position.epoch == self._epoch else 0
+
+    def begin(self, position: Position) -> tuple[int, int] | None:
+        """The epoch and first batch of the pass; None when it is over."""
+        if not self.left:
+            return None
+        self._begun = True
+        position.delivered, position.used = self._batches, False
+        return position.epoch, self._batches
+
+
+def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """The same loader for one pass that leaves the first batches of its epoch out, without fetching them where it has
+    indices. The loader itself is untouched; for the rest of a loader whose state was saved, `load_state_dict` does
+    more.
+
+    Args:
+        dataloader: a prepared loader: the pass is over the epoch that it is in, and ends that epoch. Or a plain one.
+        num_batches: how many are left out (of a prepared loader: on each rank), counted from the epoch's start.
+
+    Returns:
+        A loader of the same class. Its second pass leaves nothing out.
+    """
+    from nbdist.data.loader import Prepared, prepare_loader
+
+    if num_batches < 0:
+        raise ValueError(f"num_batches is {num_batches}; it is how many batches are left out")
+    if isinstance(dataloader, Prepared):
+        old = dataloader._nb
+        again = prepare_loader(dataloader, old.live, old.options, old.position)  # type: ignore[arg-type]
+        again._nb.skipped = Skipped(old.position, num_batches)
+        return again
+    user = type(dataloader)
+    again = object.__new__(
+        type(user.__name__, (_Short, user), {"__module__": user.__module__, "__doc__": user.__doc__})
+    )
+    own = vars(again)
+    own.update(vars(dataloader), _iterator=None, _left_out=num_batches)
+    if not isinstance(dataloader.dataset, IterableDataset):
+        name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+        own[name] = _From(getattr(dataloader, name), own)
+    return again
+
+
+class _Short:
+    """Put in front of a plain loader's class: its first pass is shorter."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        own = vars(self)
+        streamed = isinstance(own["dataset"], IterableDataset)
+        batches = super().__iter__()  # type: ignore[misc]
+        if streamed and own["_left_out"]:
+            batches = itertools.islice(batches, own["_left_out"], None)
+            own["_left_out"] = 0
+        return batches
+
+    def __len__(self) -> int:
+        return max(super().__len__() - vars(self)["_left_out"], 0)  # type: ignore[misc]
+
+
+class _From:
+    """A sampler that leaves its first items out, once; its attributes are seen through."""
+
+    def __init__(self, sampler: Any, own: dict[str, Any]) -> None:
+        self._sampler, self._own = sampler, own
+
+    def __iter__(self) -> Iterator[Any]:
+        # At the first item: a loader with workers makes an iterator that it never asks, and then another.
+        left_out, self._own["_left_out"] = self._own["_left_out"], 0
+        yield from itertools.islice(self._sampler, left_out, None)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_sampler":
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
