@@ -89,6 +89,8 @@ def _wait_for_native(pool: Pool, run: CellRun, screen: Screen, grace: float) -> 
     try:
         if run.pump(lambda: not run._outstanding(), 0.5):
             return len(pool.alive) == pool.size
+        if run.stop is not None and run.stop.once_more(0.5) and run.pump(lambda: not run._outstanding(), 0.5):
+            return len(pool.alive) == pool.size
         screen.notice(f"waiting up to {grace:g} s for the interrupted cell: {stalls.tell(_places(pool, run))}")
         run.pump(lambda: not run._outstanding(), grace - 0.5)
         return not run._outstanding() and len(pool.alive) == pool.size

@@ -91,18 +91,45 @@ class Stop:
         self._cut(store=False)
         if self._wait(AFTER_CUT, "cut"):
             return
-        self._cut(store=True)
+        self._cut(store=True, more=self._between_waiting_ranks(FOR_AN_ANSWER))
         pool.signal_groups(self._ranks(), signal.SIGINT)
         if self._wait(AFTER_SIGNAL, "store"):
             return
         pool.signal(self._ranks(), HARD_SIGNAL)
         self._wait(self._left(), "trace")
 
-    def _cut(self, store: bool) -> None:
+    def once_more(self, limit: float) -> bool:
+        """Later: is a rank still there that waits in a collective? Then it is cut from the others again.
+
+        Args: limit: seconds for the ranks to answer; on a machine that was too busy, they had not before.
+        """
+        self.places = self.run.where(limit)
+        more = self._between_waiting_ranks(limit)
+        if more:
+            self._cut(store=True, more=more)
+        return bool(more)
+
+    def _cut(self, store: bool, more: frozenset[tuple[int, int]] = frozenset()) -> None:
         if self._packing:  # such a rank waits for nobody, and its groups are whole
             return
         self.cut = True
-        self.run.pool.send(self._ranks(), "cut", query=self.run.pool.new_query(), store=store)
+        self.run.pool.send(self._ranks(), "cut", query=self.run.pool.new_query(), store=store, more=more)
+
+    def _between_waiting_ranks(self, limit: float) -> frozenset[tuple[int, int]]:
+        """(local port, remote port) of what connects two ranks of the pool, where one still waits in a collective.
+
+        For connections that the ranks did not note when their groups were made. One of the user's own between two
+        ranks is among them, which is why this comes late.
+        """
+        if self._packing or not any(self.places.get(rank, {}).get("waits") for rank in self._ranks()):
+            return frozenset()
+        told: dict[int, set[tuple[int, int]]] = self.run.ask(sorted(self.run.pool.alive), "connections", limit)
+        return frozenset(
+            (local, remote)
+            for rank, mine in told.items()
+            for local, remote in mine
+            if any((remote, local) in theirs for other, theirs in told.items() if other != rank)
+        )
 
     def _agree(self) -> bool:
         run = self.run

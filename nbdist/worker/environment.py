@@ -44,6 +44,7 @@ def rank_variables(spec: dict[str, Any]) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "GLOO_SOCKET_IFNAME": system.loopback(),
         "TORCH_FR_BUFFER_SIZE": "128",  # torch's flight recorder, gloo included: who waits in what
+        "TORCH_GLOO_LAZY_INIT": "0",  # a rank that waits until another one connects could not be cut free by Stop
         "OMP_NUM_THREADS": str(spec["threads"]),
     }
     if spec["device"] == "cpu":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ class Groups:
         def watched(make: Any) -> Any:
             @functools.wraps(make)
             def noting(*args: Any, **kwargs: Any) -> Any:
-                before = set(sockets.connections())
+                before = sockets.connections()
                 made = make(*args, **kwargs)
                 self._note(before)
                 return made
@@ -99,9 +99,17 @@ class Groups:
         self._init_process_group = watched(self._init_process_group)
         dist.new_group = registry.new_group = watched(dist.new_group)
 
-    def _note(self, before: set[int]) -> None:
+    def _note(self, before: dict[int, sockets.Connection]) -> None:
+        """Note what is connected now and was not before.
+
+        By ports, not by number: a backend that is replaced closes its sockets at about this time, on a thread of its
+        own, and a new connection gets the number. One that is not noted cannot be cut, and its rank cannot be stopped.
+        """
         for fd, connection in sockets.connections().items():
-            if fd not in before and connection.state == sockets.ESTABLISHED and self._port not in connection[:2]:
+            was = before.get(fd)
+            if was is not None and was[:2] == connection[:2]:
+                continue
+            if connection.state == sockets.ESTABLISHED and self._port not in connection[:2]:
                 self._noted[fd] = connection
 
     def known(self) -> list[Group]:
@@ -143,9 +151,12 @@ class Groups:
             "known": bool(dump),
         }
 
-    def cut(self, store_too: bool) -> int:
+    def cut(self, store_too: bool, more: Collection[tuple[int, int]] = ()) -> int:
         """From another thread: free the main thread from whatever collective (or store call) it waits in. Returns
         the sockets shut down.
+
+        Args:
+            more: (local port, remote port) of connections that are cut too, though they were not noted.
         """
         shut = 0
         if store_too:
@@ -153,7 +164,10 @@ class Groups:
             for fd, connection in sockets.connections().items():
                 if connection.remote == self._port:
                     shut += sockets.shut_down(fd, connection)
-        for fd, connection in list(self._noted.items()):
+        noted = list(self._noted.items())
+        if more:
+            noted += [(fd, one) for fd, one in sockets.connections().items() if one[:2] in more]
+        for fd, connection in noted:
             shut += sockets.shut_down(fd, connection)
         if self.device == "cuda":
             shut += self._abort_nccl()
@@ -185,7 +199,7 @@ class Groups:
         if not self.heal_works():
             self._make_again()
             return "made again"
-        before = set(sockets.connections())
+        before = sockets.connections()
         world = _world()
         by_name = {world.pg_names[group]: group for group in world.pg_map if type(group) is c10d.ProcessGroup}
         for name in names:

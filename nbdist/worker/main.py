@@ -33,6 +33,7 @@ from nbdist.worker.interrupts import Interrupts
 from nbdist.worker.output import Output
 from nbdist.worker.postmortem import Postmortem
 from nbdist.worker.resync import resync
+from nbdist.worker.sockets import ESTABLISHED, connections
 from nbdist.worker.where import where
 
 GUESTS = ("nbdist.worker.guests.torch_ddp",)
@@ -170,7 +171,10 @@ class Rank:
             self.interrupts.abandoned = True  # the next cell begins anew, and its message comes behind this one
         elif kind == "cut":
             self.interrupts.asked = True
-            self.link.send("cut", query=message["query"], answer=self.groups.cut(message["store"]))
+            self.link.send("cut", query=message["query"], answer=self.groups.cut(message["store"], message["more"]))
+        elif kind == "connections":
+            ports = {one[:2] for one in connections().values() if one.state == ESTABLISHED}
+            self.link.send("connections", query=message["query"], answer=ports)
         else:
             return False
         return True

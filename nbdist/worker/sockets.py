@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from typing import NamedTuple
 
 from nbdist import system
@@ -54,6 +55,8 @@ def _connections_by_asking() -> dict[int, Connection]:
     found = {}
     for fd in (int(name) for name in os.listdir("/dev/fd") if name.isdigit()):
         try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):  # a copy of a user's file that is closed drops its locks
+                continue
             with socket.socket(fileno=os.dup(fd)) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
                     found[fd] = Connection(sock.getsockname()[1], sock.getpeername()[1], ESTABLISHED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as registry
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.worker import backends
+from nbdist.worker import backends, sockets
 from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
 
@@ -76,6 +78,38 @@ def test_healed_groups_are_the_same_objects(rank: tuple[Groups, DefaultGroup]) -
         DistributedDataParallel(torch.nn.Linear(2, 1))(torch.ones(1, 2)).sum().backward()
         groups.store.set("after", "wards")
         assert groups.store.get("after") == b"wards"
+
+
+def test_a_connection_that_gets_the_number_of_a_closed_socket_is_noted(rank: tuple[Groups, DefaultGroup]) -> None:
+    """A backend that is replaced closes its listener while the next one connects; what is not noted is not cut."""
+    groups, _ = rank
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as replaced:
+        mine = socket.create_connection(listener.getsockname())
+        before = sockets.connections()
+        here = socket.create_connection(listener.getsockname())
+        os.dup2(here.fileno(), replaced.fileno())
+        here.close()
+        groups._note(before)
+        noted = set(groups._noted)
+        groups._noted.clear()
+        assert replaced.fileno() in noted
+        assert mine.fileno() not in noted
+        mine.close()
+
+
+def test_what_was_not_noted_is_cut_when_named(rank: tuple[Groups, DefaultGroup]) -> None:
+    groups, _ = rank
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        named, mine = (socket.create_connection(listener.getsockname()) for _ in range(2))
+        assert groups.cut(store_too=False) == 0
+        assert groups.cut(store_too=False, more=[(named.getsockname()[1], named.getpeername()[1])]) == 1
+        assert named.recv(1) == b""
+        listener.accept()[0].close()
+        there, _ = listener.accept()
+        mine.sendall(b"x")
+        assert there.recv(1) == b"x"
+        for sock in (named, mine, there):
+            sock.close()
 
 
 def test_names_of_new_groups_follow_the_largest_count(rank: tuple[Groups, DefaultGroup]) -> None:

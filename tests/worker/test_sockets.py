@@ -46,7 +46,9 @@ def test_connections_of_this_process(pair: Pair) -> None:
 
 
 def test_the_way_without_proc_finds_the_same(pair: Pair) -> None:
+    before = descriptors()
     found = sockets._connections_by_asking()
+    assert descriptors() == before
     for sock in pair:
         assert found[sock.fileno()] == noted(sock)
 
