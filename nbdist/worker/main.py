@@ -22,14 +22,15 @@ from typing import Any
 
 from nbdist import state, system
 from nbdist.config.detect import note_rank
-from nbdist.shipping import Away, NeedsMore
+from nbdist.shipping import Away
 from nbdist.shipping.link import Link, LinkClosed, Message
-from nbdist.worker import cells, environment, failure, keyboard
+from nbdist.worker import cells, environment
 from nbdist.worker.blackbox import BlackBox
 from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
 from nbdist.worker.holdings import device_memory, holdings
 from nbdist.worker.interrupts import Interrupts
+from nbdist.worker.one_cell import run_cell
 from nbdist.worker.output import Output
 from nbdist.worker.postmortem import Postmortem
 from nbdist.worker.resync import resync
@@ -217,106 +218,11 @@ class Rank:
         try:
             self.cell = message.fields.get("count", 0)
             cells.begin(message["cell"])
-            self._run_cell(message)
+            run_cell(self, message)
         finally:
             self.cell = None
 
-    def _run_cell(self, message: Message) -> None:
-        cell = message.fields
-        self.agreed = self.repaired = False
-        self.postmortem.drop()
-        self.interrupts.begin()
-        state.step_boundary.reset()
-        self.surroundings.told(cell["surroundings"])
-        trouble = self.surroundings.restore(cell["environment"])  # decoding imports what it finds on sys.path
-        self.interrupts.files.update(cell["cell_files"])
-        received, extra = self._receive(message)
-        if not received:
-            return
-        try:
-            self.away.commit()
-        except Exception as error:  # this rank's own objects cannot take a change; the others run already
-            self._give_up(cell, error)
-            return
-        if not cell["runs"]:
-            self.away.begin((), (), lead=False)
-            self._done(cell, None, self.away.give(lead=False, ran=False))
-            return
-        value, told = self._run(cell, extra, [trouble] if trouble else [])
-        parcel = self._give(cell, value)
-        self.runner.finish(value)
-        self._done(cell, told, parcel)
-
-    def _receive(self, message: Message) -> tuple[bool, Any]:
-        """Decode what came, and wait until every rank has said that it could."""
-        cell, extra = message.fields, None
-        try:
-            try:
-                self.interrupts.running = True
-                extra = self.away.receive(message.blob, message.files)
-            finally:
-                self.interrupts.pause()
-        except BaseException as error:
-            self.away.rollback()
-            reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-            more = error.missing if isinstance(error, NeedsMore) else {}
-            self.link.send("received", cell=cell["cell"], error=reason, missing=more, whole=traceback.format_exc())
-            if cell["trivial"]:  # nobody waits to hear it: the others run already
-                self._give_up(cell, error)
-            else:
-                self._wait_for_verdict(cell)
-            return False, None
-        self.link.send("received", cell=cell["cell"], error=None, missing={})
-        if not cell["trivial"] and not self._wait_for_verdict(cell):
-            self.away.rollback()
-            return False, None
-        return True, extra
-
-    def _give_up(self, cell: dict[str, Any], error: BaseException) -> None:
-        """The cell ends on this rank before it has begun."""
-        lead = self.number == cell["lead"]
-        told = failure.describe(error, self.number, self.interrupts.asked, self.interrupts.is_cell_file)
-        self.away.begin((), (), lead=lead)
-        # A rank that says it did not run gets everything anew.
-        self._done(cell, told, self._give_nothing(lead, ran=False))
-
-    def _wait_for_verdict(self, cell: dict[str, Any]) -> bool:
-        while True:
-            verdict = self.inbox.get()
-            if verdict.kind in ("go", "cancel") and verdict["cell"] == cell["cell"]:
-                return verdict.kind == "go"
-
-    def _run(self, cell: dict[str, Any], extra: Any, troubles: list[str]) -> tuple[Any, dict[str, Any] | None]:
-        self.default_group.reopen()
-        self.output.install()
-        keyboard.take_away()
-        for line in [*troubles, *self.away.troubles]:
-            print(f"nbdist: rank {self.number}: {line}", file=sys.stderr)
-        self.runner.prepare(cell)
-        self.away.begin(
-            cell["stores"],
-            [*cell["reads"], *cell.get("inject", ())],
-            lead=self.number == cell["lead"],
-            again=cell.get("pull", ()),
-        )
-        value, told = None, None
-        self.black_box.begin()
-        try:
-            try:
-                self.interrupts.start()
-                value = self.runner.run(cell, extra)
-            finally:
-                self.interrupts.end()
-        except BaseException as error:
-            self.interrupts.end()
-            told = failure.describe(error, self.number, self.interrupts.asked, self.interrupts.is_cell_file)
-            self.postmortem.keep(error)
-            if not self.agreed:
-                self._repair()
-        self.black_box.end(cell["cell"])
-        return value, told
-
-    def _repair(self) -> None:
+    def repair(self) -> None:
         """Wrappers that were left in the middle of something are put right, before anything else looks at them."""
         self.repaired = True
         for hook in list(state.interrupt_hooks):
@@ -325,56 +231,13 @@ class Rank:
             except Exception as error:
                 print(f"nbdist: after the interrupt: {type(error).__name__}: {error}", file=sys.stderr)
 
-    def _give(self, cell: dict[str, Any], value: Any) -> Any:
-        """What goes back; user code may run here (`__reduce__`), so it can be stopped, and may not end the rank."""
-        lead = self.number == cell["lead"]
-        only, hide = cell["only"], self.runner.injected
-        try:
-            try:
-                self.interrupts.running = self.interrupts.packing = True
-                return self.away.give(lead=lead, limit=cell["limit"], only=only, hide=hide, extra=value)
-            finally:
-                self.interrupts.pause()
-        except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt):  # the notebook tells of a Stop
-                print(f"nbdist: rank {self.number} gives nothing back: {error}", file=sys.stderr)
-            if not isinstance(error, KeyboardInterrupt | MemoryError):
-                traceback.print_exc()
-            # Neither of these runs the user's code again.
-            return self._give_nothing(lead, ran=True)
-
-    def _give_nothing(self, lead: bool, ran: bool) -> Any:
-        if not lead:
-            return self.away.give(lead=False, ran=ran, looks=False)
-        return self.away.give(lead=True, only=frozenset(), hide=self.runner.injected)
-
-    def _done(self, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Any) -> None:
-        self.output.finish(cell["mark"])
-        try:
-            self.link.send(
-                "done",
-                parcel.head,
-                parcel.files,
-                cell=cell["cell"],
-                failure=told,
-                asked=self.interrupts.asked,
-                repaired=self.repaired,
-                ran=cell["runs"],
-                steps=state.step_boundary.steps,
-                groups=[tuple(group) for group in self.groups.known()],  # plain: the notebook may not have torch
-                group_count=self.groups.count(),
-                status=self.groups.status() if told or self.interrupts.asked else None,
-            )
-        finally:
-            parcel.close()
-
     def _heal(self, message: Message) -> None:
         error, how = None, None
         try:
             self.default_group.reopen()
             # What one rank rebuilds, all must: also those whose own part of the cell went well.
             if message["repair"] and not self.repaired:
-                self._repair()
+                self.repair()
             if message["generation"]:
                 how = self.groups.heal(message["generation"], message["names"], message["count"])
             if how == "made again":

@@ -1,0 +1,162 @@
+"""One cell on a rank: what it reads is decoded, its code is run, and what it made is given back."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from nbdist import state
+from nbdist.shipping import NeedsMore
+from nbdist.shipping.link import Message
+from nbdist.worker import failure, keyboard
+
+if TYPE_CHECKING:
+    from nbdist.worker.main import Rank
+
+
+def run_cell(rank: Rank, message: Message) -> None:
+    """From the parcel that came to the `done` that goes; what goes wrong is told in there."""
+    cell = message.fields
+    rank.agreed = rank.repaired = False
+    rank.postmortem.drop()
+    rank.interrupts.begin()
+    state.step_boundary.reset()
+    rank.surroundings.told(cell["surroundings"])
+    trouble = rank.surroundings.restore(cell["environment"])  # decoding imports what it finds on sys.path
+    rank.interrupts.files.update(cell["cell_files"])
+    received, extra = _receive(rank, message)
+    if not received:
+        return
+    try:
+        rank.away.commit()
+    except Exception as error:  # this rank's own objects cannot take a change; the others run already
+        _give_up(rank, cell, error)
+        return
+    if not cell["runs"]:
+        rank.away.begin((), (), lead=False)
+        _done(rank, cell, None, rank.away.give(lead=False, ran=False))
+        return
+    value, told = _run(rank, cell, extra, [trouble] if trouble else [])
+    parcel = _give(rank, cell, value)
+    rank.runner.finish(value)
+    _done(rank, cell, told, parcel)
+
+
+def _receive(rank: Rank, message: Message) -> tuple[bool, Any]:
+    """Decode what came, and wait until every rank has said that it could."""
+    cell, extra = message.fields, None
+    try:
+        try:
+            rank.interrupts.running = True
+            extra = rank.away.receive(message.blob, message.files)
+        finally:
+            rank.interrupts.pause()
+    except BaseException as error:
+        rank.away.rollback()
+        reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        more = error.missing if isinstance(error, NeedsMore) else {}
+        rank.link.send("received", cell=cell["cell"], error=reason, missing=more, whole=traceback.format_exc())
+        if cell["trivial"]:  # nobody waits to hear it: the others run already
+            _give_up(rank, cell, error)
+        else:
+            _wait_for_verdict(rank, cell)
+        return False, None
+    rank.link.send("received", cell=cell["cell"], error=None, missing={})
+    if not cell["trivial"] and not _wait_for_verdict(rank, cell):
+        rank.away.rollback()
+        return False, None
+    return True, extra
+
+
+def _give_up(rank: Rank, cell: dict[str, Any], error: BaseException) -> None:
+    """The cell ends on this rank before it has begun."""
+    lead = rank.number == cell["lead"]
+    told = failure.describe(error, rank.number, rank.interrupts.asked, rank.interrupts.is_cell_file)
+    rank.away.begin((), (), lead=lead)
+    # A rank that says it did not run gets everything anew.
+    _done(rank, cell, told, _give_nothing(rank, lead, ran=False))
+
+
+def _wait_for_verdict(rank: Rank, cell: dict[str, Any]) -> bool:
+    while True:
+        verdict = rank.inbox.get()
+        if verdict.kind in ("go", "cancel") and verdict["cell"] == cell["cell"]:
+            return verdict.kind == "go"
+
+
+def _run(rank: Rank, cell: dict[str, Any], extra: Any, troubles: list[str]) -> tuple[Any, dict[str, Any] | None]:
+    rank.default_group.reopen()
+    rank.output.install()
+    keyboard.take_away()
+    for line in [*troubles, *rank.away.troubles]:
+        print(f"nbdist: rank {rank.number}: {line}", file=sys.stderr)
+    rank.runner.prepare(cell)
+    rank.away.begin(
+        cell["stores"],
+        [*cell["reads"], *cell.get("inject", ())],
+        lead=rank.number == cell["lead"],
+        again=cell.get("pull", ()),
+    )
+    value, told = None, None
+    rank.black_box.begin()
+    try:
+        try:
+            rank.interrupts.start()
+            value = rank.runner.run(cell, extra)
+        finally:
+            rank.interrupts.end()
+    except BaseException as error:
+        rank.interrupts.end()
+        told = failure.describe(error, rank.number, rank.interrupts.asked, rank.interrupts.is_cell_file)
+        rank.postmortem.keep(error)
+        if not rank.agreed:
+            rank.repair()
+    rank.black_box.end(cell["cell"])
+    return value, told
+
+
+def _give(rank: Rank, cell: dict[str, Any], value: Any) -> Any:
+    """What goes back; user code may run here (`__reduce__`), so it can be stopped, and may not end the rank."""
+    lead = rank.number == cell["lead"]
+    only, hide = cell["only"], rank.runner.injected
+    try:
+        try:
+            rank.interrupts.running = rank.interrupts.packing = True
+            return rank.away.give(lead=lead, limit=cell["limit"], only=only, hide=hide, extra=value)
+        finally:
+            rank.interrupts.pause()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):  # the notebook tells of a Stop
+            print(f"nbdist: rank {rank.number} gives nothing back: {error}", file=sys.stderr)
+        if not isinstance(error, KeyboardInterrupt | MemoryError):
+            traceback.print_exc()
+        # Neither of these runs the user's code again.
+        return _give_nothing(rank, lead, ran=True)
+
+
+def _give_nothing(rank: Rank, lead: bool, ran: bool) -> Any:
+    if not lead:
+        return rank.away.give(lead=False, ran=ran, looks=False)
+    return rank.away.give(lead=True, only=frozenset(), hide=rank.runner.injected)
+
+
+def _done(rank: Rank, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Any) -> None:
+    rank.output.finish(cell["mark"])
+    try:
+        rank.link.send(
+            "done",
+            parcel.head,
+            parcel.files,
+            cell=cell["cell"],
+            failure=told,
+            asked=rank.interrupts.asked,
+            repaired=rank.repaired,
+            ran=cell["runs"],
+            steps=state.step_boundary.steps,
+            groups=[tuple(group) for group in rank.groups.known()],  # plain: the notebook may not have torch
+            group_count=rank.groups.count(),
+            status=rank.groups.status() if told or rank.interrupts.asked else None,
+        )
+    finally:
+        parcel.close()
