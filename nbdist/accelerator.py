@@ -5,13 +5,14 @@ named here.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from nbdist import arguments, state, strategies
+from nbdist.accumulation import Accumulation
 from nbdist.data import loader as loaders
 from nbdist.data.cursor import Cursor
 from nbdist.data.options import Options
@@ -20,17 +21,21 @@ from nbdist.helpers import Helpers
 from nbdist.kwargs import (
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     ProjectConfiguration,
 )
 from nbdist.nested import inside, replaced
 from nbdist.processes import PartialState
+from nbdist.scheduler import PreparedScheduler, is_scheduler
 from nbdist.shipping.exporters import register_exporter
 from nbdist.state import DistributedType
+from nbdist.step import Step
 from nbdist.strategies.optimizer import PreparedOptimizer
+from nbdist.weighing import Weights
 
 
-class Accelerator(Helpers):
+class Accelerator(Step, Helpers):
     """The front object of a training loop.
 
     Args:
@@ -44,6 +49,10 @@ class Accelerator(Helpers):
         kwargs_handlers: options for what lies underneath, at most one of each class of `nbdist.kwargs` that ends in
             Kwargs.
         strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
+        gradient_accumulation_steps: micro-batches that make one optimizer step, see `accumulate`. Default 1; the
+            environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS of a launcher comes first.
+        gradient_accumulation_plugin: the same with more options.
+        step_scheduler_with_optimizer: False: a scheduler steps at each call, whatever its optimizer does.
 
     Raises:
         TypeError: an argument that nobody knows, or one without its name. NotImplementedError: one of Accelerate's that
@@ -62,6 +71,9 @@ class Accelerator(Helpers):
         project_config: ProjectConfiguration | None = None,
         kwargs_handlers: list[Any] | None = None,
         strategy: str | None = None,
+        gradient_accumulation_steps: int = 1,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
         **later: Any,
     ) -> None:
         arguments.refuse_positional(positional)
@@ -75,24 +87,22 @@ class Accelerator(Helpers):
         self._loading = arguments.loading(dataloader_config, split_batches)
         self._process = state.current(cpu)
         self._strategy = _strategy(strategy, self._process, handlers)
-        self._ranks = self._strategy.data_parallel_size
         self._live: list[Cursor | None] = [None]  # running iterators of prepared loaders, the newest last
-        # The last seed of backward and what it was made for: in most loops it is the same at every step.
-        self._seed: tuple[Any, ...] = (None, None, None, None, None)
+        options = arguments.accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
+        weights = Weights(self._strategy.data_parallel_size, self._process.device)
+        self._windows = Accumulation(self._strategy, weights, self._live, **options)
+        self._step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        # What optimizers and schedulers were prepared to, by the identity of the user's own, which it keeps alive.
+        self._prepared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @property
     def distributed_type(self) -> DistributedType:
         return self._strategy.distributed_type
 
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this step's gradients are complete. Without an accumulation window they always are."""
-        return True
-
     # ------------------------------------------------------------------ prepare
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Wrap models, optimizers and loaders; anything else passes through as the same object. All ranks call it
-        alike.
+        """Wrap models, optimizers, loaders and schedulers; anything else passes through as the same object. All ranks
+        call it alike.
 
         Args:
             *args: objects in any order, also inside lists, tuples and dicts. One that this Accelerator has prepared
@@ -127,6 +137,8 @@ class Accelerator(Helpers):
                 done[id(item)] = self.prepare_optimizer(item, device_placement=placed)
             elif isinstance(item, DataLoader):
                 done[id(item)] = self.prepare_data_loader(item, device_placement=placed)
+            elif is_scheduler(item):
+                done[id(item)] = self.prepare_scheduler(item)
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -140,17 +152,40 @@ class Accelerator(Helpers):
         """
         if self.device_placement if device_placement is None else device_placement:
             model.to(self.device)
-        return model if evaluation_mode else self._strategy.wrap(model)
+        if evaluation_mode:
+            return model
+        wrapped = self._strategy.wrap(model)
+        self._windows.models[id(model)] = wrapped
+        return wrapped
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> PreparedOptimizer:
         """The optimizer, bound to the prepared parameters and with the step boundary behind its `step`."""
-        if isinstance(optimizer, PreparedOptimizer):
-            self._strategy.rebind(optimizer.optimizer)  # another Accelerator may have prepared it
-            return optimizer
-        self._strategy.rebind(optimizer)
-        return PreparedOptimizer(optimizer)
+        prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else self._prepared.get(id(optimizer))
+        if prepared is None:
+            prepared = PreparedOptimizer(optimizer, self._windows)
+        elif id(prepared.optimizer) not in self._prepared:  # another Accelerator has prepared it
+            prepared.attend(self._windows)
+        self._prepared[id(prepared.optimizer)] = prepared
+        self._strategy.rebind(prepared.optimizer)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """The scheduler, whose one step is one optimizer step, however many micro-batches and ranks there are.
+
+        In the middle of an accumulation window, and where fp16 has skipped the optimizer's step, `step` does nothing.
+
+        Args:
+            scheduler: any of torch.optim.lr_scheduler, or what looks like one: bound to the bare or to the prepared
+                optimizer, which may be prepared before or after.
+        """
+        known = self._prepared.get(id(scheduler))
+        if known is None:
+            known = scheduler if type(scheduler) is PreparedScheduler else PreparedScheduler(scheduler)
+        known.attend(self._windows, self._prepared, not self._step_scheduler_with_optimizer)
+        self._prepared[id(known.scheduler)] = known
+        return known
 
     def prepare_data_loader(
         self,
@@ -193,7 +228,7 @@ class Accelerator(Helpers):
         return loaders.prepare_loader(data_loader, self._live, options)
 
     def _accumulates(self) -> bool:
-        return getattr(self, "gradient_accumulation_steps", 1) > 1
+        return self.gradient_accumulation_steps > 1
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """The same loader for one pass without its first batches: see `nbdist.skip_first_batches`."""
@@ -217,79 +252,6 @@ class Accelerator(Helpers):
             inner = compiled
         return inner
 
-    # ------------------------------------------------------------------ the step
-    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
-        """Backward, so that the ranks together have the gradient that one process would have from all their samples.
-
-        Args:
-            loss: a mean, with one element.
-            weight: how many things it is the mean of, a number or a 0-dim tensor. Default: the real rows of the
-                batch in hand of the newest running prepared loader (its ranks' sizes are known without
-                communication), or the same for every rank when there is none. An explicit weight costs one tiny
-                all-reduce, so pass it on all ranks or on none. A tensor on a device is not synchronised. On a rank
-                whose batch is only a stand-in it counts as 0.
-            **kwargs: retain_graph, create_graph, inputs, as torch has them.
-
-        Raises:
-            ValueError: a negative weight. RuntimeError: the loss has more than one element.
-        """
-        if not state.step_boundary.begun:
-            state.step_boundary.begun = True
-            self._strategy.look_again()
-        cursor = self._live[-1]
-        if cursor is not None:
-            cursor.position.used = True
-        if weight is not None:
-            factor = self._share(weight, cursor is None or cursor.local > 0)
-            if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
-                loss = loss.float() if loss.dtype in _HALF else loss
-                self._strategy.backward(loss, factor.to(loss.dtype).expand(_one_element(loss)), **kwargs)
-                return
-        elif cursor is None:
-            factor = 1.0
-        else:
-            factor = cursor.local * self._ranks / cursor.total
-        if factor != 1.0 and loss.dtype in _HALF:
-            loss = loss.float()  # a half seed would round the factor: 1/3 becomes 0.33398
-        known = self._seed
-        if known[0] != factor or known[1] is not loss.dtype or known[2] != loss.shape or known[3] != loss.device:
-            seed = torch.full(_one_element(loss), factor, dtype=loss.dtype, device=loss.device)
-            known = self._seed = (factor, loss.dtype, loss.shape, loss.device, seed)
-        self._strategy.backward(loss, known[4], **kwargs)
-
-    def _share(self, weight: float | torch.Tensor, real: bool) -> Any:
-        """What this rank's mean enters the joint mean with: its weight over the mean weight; 0 where all weights
-        are 0.
-        """
-        if not isinstance(weight, torch.Tensor) and not weight >= 0:
-            raise ValueError(
-                f"weight is {weight}; it is how many things the loss is the mean of, so it cannot be negative"
-            )
-        if isinstance(weight, torch.Tensor) and weight.numel() != 1:
-            raise ValueError(f"weight has shape {tuple(weight.shape)}; it is one number")
-        on_device = self.device.type == "cuda" or (isinstance(weight, torch.Tensor) and weight.device.type != "cpu")
-        if not on_device:
-            mine = float(weight) if real else 0.0
-            total = mine
-            if self._ranks > 1:
-                message = torch.tensor(mine, dtype=torch.float64)
-                dist.all_reduce(message)
-                total = message.item()
-            return mine * self._ranks / total if total else 0.0
-        with torch.no_grad():
-            exact = torch.float32 if self.device.type == "mps" else torch.float64
-            local = torch.as_tensor(weight, dtype=exact, device=self.device).reshape(()) * real
-            joint = local.clone()
-            if self._ranks > 1:
-                dist.all_reduce(joint)
-            return torch.where(joint > 0, local * self._ranks / joint, 0.0)
-
-    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Clip the gradients of these parameters, in place, by their joint norm. Returns the norm before, a 0-dim
-        tensor.
-        """
-        return self._strategy.clip(parameters, max_norm, norm_type)
-
     def __getattr__(self, name: str) -> Any:
         if name in arguments.LATER_MEMBERS:
             raise AttributeError(
@@ -308,7 +270,6 @@ class Accelerator(Helpers):
         raise TypeError(_STAYS)
 
 
-_HALF = frozenset({torch.float16, torch.bfloat16})
 _STAYS = "an Accelerator belongs to its rank"
 
 
@@ -321,17 +282,12 @@ def _strategy(name: str | None, process: state.Process, handlers: arguments.Hand
     return strategies.create(name, process, **options)
 
 
-def _one_element(loss: torch.Tensor) -> torch.Size:
-    if loss.numel() != 1:
-        raise RuntimeError(f"backward needs a loss with one element, a mean; this one has shape {tuple(loss.shape)}")
-    return loss.shape
-
-
 def _compiled(model: Any) -> Any:
     """What torch.compile has wrapped; None when it has not."""
     return getattr(model, "_orig_mod", None)
 
 
 register_exporter(PreparedOptimizer, unwrap=lambda prepared: prepared.optimizer)
+register_exporter(PreparedScheduler, unwrap=lambda prepared: prepared.scheduler)
 register_exporter(loaders.Prepared, unwrap=loaders.user_loader)
 register_exporter(Accelerator, stays=_STAYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 from typing import Any, TypeVar
 
@@ -14,14 +15,11 @@ H = TypeVar("H")
 # Accelerate's arguments that a later version brings, with the values that mean what happens now.
 _LATER: dict[str, tuple[Any, ...]] = {
     "mixed_precision": (None, "no"),
-    "gradient_accumulation_steps": (1,),
     "deepspeed_plugin": (None,),
     "deepspeed_plugins": (None,),
     "fsdp_plugin": (None,),
     "megatron_lm_plugin": (None,),
     "log_with": (None,),
-    "gradient_accumulation_plugin": (None,),
-    "step_scheduler_with_optimizer": (True,),
     "dynamo_backend": (None, "no"),
     "dynamo_plugin": (None,),
     "parallelism_config": (None,),
@@ -30,25 +28,18 @@ _LATER: dict[str, tuple[Any, ...]] = {
 # The public names of Accelerate's Accelerator that a later version brings.
 LATER_MEMBERS = frozenset(
     {
-        "accumulate",
         "autocast",
-        "clip_grad_value_",
         "get_state_dict",
         "get_tracker",
-        "gradient_accumulation_steps",
         "init_trackers",
         "load_state",
         "log",
         "mixed_precision",
-        "no_sync",
-        "optimizer_step_was_skipped",
-        "prepare_scheduler",
         "register_for_checkpointing",
         "register_load_state_pre_hook",
         "register_save_state_pre_hook",
         "save_model",
         "save_state",
-        "trigger_sync_in_backward",
         "unscale_gradients",
     }
 )
@@ -119,6 +110,44 @@ def loading(config: kwargs.DataLoaderConfiguration | None, split_batches: bool) 
     return dataclasses.replace(config, split_batches=config.split_batches or split_batches)
 
 
+def window_steps(steps: Any) -> int:
+    """A number of micro-batches a window.
+
+    Raises:
+        ValueError: it is not a whole number of at least 1.
+    """
+    try:
+        number = operator.index(steps)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(
+            f"gradient_accumulation_steps is {steps!r}; it is how many micro-batches make one step, at least 1"
+        )
+    return number
+
+
+def accumulation(steps: int, plugin: kwargs.GradientAccumulationPlugin | None) -> dict[str, Any]:
+    """The options of accumulation windows.
+
+    Raises:
+        ValueError: the argument and the plugin name different numbers of steps.
+    """
+    if plugin is None:
+        asked = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")  # a launcher's: it comes first, as there
+        return {"steps": window_steps(int(asked) if asked and asked.strip().isdigit() else asked or steps)}
+    if plugin.num_steps is not None and steps not in (1, plugin.num_steps):
+        raise ValueError(
+            f"gradient_accumulation_steps={steps}, and the gradient_accumulation_plugin says {plugin.num_steps}: "
+            "give one"
+        )
+    return {
+        "steps": window_steps(steps if plugin.num_steps is None else plugin.num_steps),
+        "with_loader": plugin.sync_with_dataloader,
+        "each_batch": plugin.sync_each_batch,
+    }
+
+
 def refuse_positional(positional: tuple[Any, ...]) -> None:
     if positional:
         raise TypeError(
@@ -133,7 +162,8 @@ def refuse_later(later: dict[str, Any]) -> None:
         if name not in _LATER:
             known = (
                 "device_placement, split_batches, cpu, dataloader_config, rng_types, project_dir, project_config, "
-                "kwargs_handlers, strategy"
+                "kwargs_handlers, strategy, gradient_accumulation_steps, gradient_accumulation_plugin, "
+                "step_scheduler_with_optimizer"
             )
             raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
         if not any(value is harmless or value == harmless for harmless in _LATER[name]):

@@ -33,8 +33,6 @@ def test_arguments_that_are_not_there_are_named() -> None:
         Accelerator(mixed_persicion="bf16")
     with pytest.raises(NotImplementedError, match=r"mixed_precision='bf16'.*not available"):
         Accelerator(mixed_precision="bf16")
-    with pytest.raises(NotImplementedError, match="gradient_accumulation_steps=2"):
-        Accelerator(gradient_accumulation_steps=2)
     with pytest.raises(TypeError, match="kwargs_handlers: dict is not known"):
         Accelerator(kwargs_handlers=[{}])
     Accelerator(mixed_precision="no", gradient_accumulation_steps=1, log_with=None)  # what happens anyway

@@ -21,7 +21,7 @@ class Position:
     None: the loader's own.
     """
 
-    __slots__ = ("delivered", "epoch", "seed", "start", "used")
+    __slots__ = ("__weakref__", "delivered", "epoch", "seed", "start", "used")
 
     def __init__(self) -> None:
         self.epoch = self.delivered = self.start = 0
@@ -48,16 +48,18 @@ class Cursor:
     """The batch in hand of one running iterator.
 
     `local` and `total`: its real rows on this rank, and on all ranks. `step`: its number in the epoch, from 0. `last`:
-    it is known to be the last one; all ranks know the same.
+    it is known to be the last one; all ranks know the same. `above`: the iterator whose batch was in hand when this one
+    was made.
     """
 
-    __slots__ = ("last", "local", "plan", "position", "step", "total")
+    __slots__ = ("above", "last", "local", "plan", "position", "step", "total")
 
     def __init__(self, position: Position) -> None:
         self.position = position
         self.local = self.total = 0
         self.step, self.last = -1, False
         self.plan: Counts | None = None
+        self.above: Cursor | None = None
 
     def ahead(self, steps: int) -> int | None:
         """Real samples of all ranks in this batch and the next, `steps` in all or as many as there are; None: not

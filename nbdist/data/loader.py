@@ -43,6 +43,7 @@ class Prepared:
     def __iter__(self) -> Iterator[Any]:
         inside = self._nb
         cursor = Cursor(inside.position)
+        cursor.above = inside.live[-1]
         inside.pending.append((*inside.begin(), cursor))
         return _deliver(super().__iter__(), cursor, inside)  # type: ignore[misc]
 

@@ -22,12 +22,13 @@ class Strategy:
         process: the facts about this process.
 
     Class data: `name` as users write it; `needs`, modules that must be importable; `supports`, the device types it
-        runs on.
+        runs on; `shares_gradients`, whether `set_sync` has an effect.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("torch",)
     supports: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda", "mps"})
+    shares_gradients: ClassVar[bool] = False
     reason = ""  # why this strategy was chosen
 
     def __init__(self, process: Process) -> None:
@@ -104,6 +105,12 @@ class Strategy:
     ) -> Any:
         """Clip gradients in place by their joint norm over all ranks; returns the norm before, a 0-dim tensor."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type, **options)
+
+    def gradient_norm(self, parameters: Iterable[torch.Tensor] | torch.Tensor, norm_type: float = 2.0) -> torch.Tensor:
+        """The joint norm of gradients over all ranks, a 0-dim tensor; nothing is changed."""
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients, norm_type)
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Make an optimizer that was built for the user's parameters serve the wrapped ones, in place.

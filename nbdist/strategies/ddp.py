@@ -42,6 +42,7 @@ class DDP(Strategy):
 
     name: ClassVar[str] = "ddp"
     supports: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
+    shares_gradients: ClassVar[bool] = True
 
     def __init__(self, process: Process, **options: Any) -> None:
         super().__init__(process)
@@ -175,8 +176,9 @@ class DDP(Strategy):
                 raise RuntimeError(message) from None
 
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
-        if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = sync and model not in self._local
+        inner = getattr(model, "_orig_mod", model)
+        if isinstance(inner, DistributedDataParallel):
+            inner.require_backward_grad_sync = sync and inner not in self._local
 
     def keep_local(self, model: torch.nn.Module, local: bool) -> None:
         if local:

@@ -1,34 +1,109 @@
-"""A prepared optimizer: the user's own, with the step boundary behind it."""
+"""A prepared optimizer: the user's own, which acts on whole accumulation windows, with the step boundary behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
 
 from nbdist.state import step_boundary
 
 
-class PreparedOptimizer(torch.optim.Optimizer):
-    """Steps the user's optimizer, then passes the step boundary, where ranks can agree to stop.
+class Window(Protocol):
+    """An accumulation window as an optimizer sees it: see `nbdist.accumulation.Window`."""
 
-    Groups, state, defaults, hooks and everything else are the inner optimizer's own; `optimizer` is that very object.
+    boundary: bool
+    holds: bool
+
+    def settle(self) -> None: ...
+    def stepped(self) -> None: ...
+
+
+class Gate:
+    """What an optimizer asks before it acts; `nbdist.accumulation.Accumulation` in an Accelerator, this one elsewhere:
+    always open.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    newest: Window | None = None
+    scaler: Any = None
+    began = False
+    models: Mapping[int, torch.nn.Module] = MappingProxyType({})
+
+    def complete(self) -> bool:
+        return True
+
+
+class PreparedOptimizer(torch.optim.Optimizer):
+    """Steps the user's optimizer at the boundary of an accumulation window, then passes the step boundary, where ranks
+    can agree to stop. Inside of a window `step` and `zero_grad` do nothing.
+
+    Groups, state, defaults, hooks and everything else are the inner optimizer's own; `optimizer` is that very object.
+
+    Attributes:
+        step_was_skipped: the last step was left out, because gradients had overflowed (fp16).
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, gate: Any = None) -> None:
         # torch's own __init__ is left out: it would build groups and state of its own beside the inner optimizer's.
         self.optimizer = optimizer
+        self.step_was_skipped = False
+        self._gate = Gate() if gate is None else gate
+        self._trains = False  # looked at, and made for parameters that are trained
         self._passed = step_boundary.passed
 
+    def attend(self, gate: Any) -> None:
+        """Another Accelerator prepares it: from now on that one's windows count."""
+        self._gate, self._trains = gate, False
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the inner optimizer. Returns what it returns."""
-        result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self._passed()
+        """One step of the inner optimizer; nothing inside of an accumulation window. Returns what the inner step does.
+
+        Raises:
+            RuntimeError: none of its parameters has a gradient or belongs to a prepared model, though there are some;
+                or the last micro-batch of the window has called no backward.
+        """
+        gate = self._gate
+        window = gate.newest
+        if window is not None:
+            if not (window.boundary or gate.complete()):
+                window.holds = True
+                return None
+            if window.holds:
+                window.settle()
+        if not self._trains and gate.began and closure is None:
+            self._look()
+        if gate.scaler is None:
+            result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        else:
+            result, self.step_was_skipped = gate.scaler.step(self.optimizer, closure)
+        if window is not None:
+            window.stepped()
+        if not self.step_was_skipped:
+            self._passed()
         return result
 
+    def _look(self) -> None:
+        """Once: an optimizer over parameters that nobody trains would go unnoticed."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        trained = {id(parameter) for model in list(self._gate.models.values()) for parameter in model.parameters()}
+        self._trains = (
+            not trained or not parameters or any(one.grad is not None or id(one) in trained for one in parameters)
+        )
+        if not self._trains:
+            raise RuntimeError(
+                f"this {type(self.optimizer).__name__} would train nothing: none of its {len(parameters)} parameters "
+                "has a gradient, and none belongs to a prepared model. Make it from the parameters of the model that "
+                "is trained"
+            )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self.optimizer.zero_grad(set_to_none=set_to_none)
+        """As torch's; but the gradients of an unfinished accumulation window stay."""
+        gate = self._gate
+        window = gate.newest
+        if window is None or not window.holds or (not window.boundary and gate.complete()):
+            self.optimizer.zero_grad(set_to_none=set_to_none)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

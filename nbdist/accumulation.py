@@ -1,0 +1,401 @@
+"""Accumulation windows: which micro-batches make one optimizer step, and what each of them weighs in it.
+
+    IDLE -- enter --> OPEN(1) -- enter --> OPEN(n + 1)      the loop whose loader it is goes on
+    OPEN -- enter --> dropped, OPEN(1)                      that loop is over, or a new one began inside it
+    OPEN -- exit at the boundary --> IDLE                   n == steps, or the loader's last batch, or the user said so
+    OPEN -- exit by an exception --> dropped, IDLE
+
+Each micro-batch enters as weight * reference, where the reference is a constant that is the same on all ranks. What the
+window really held is known at its boundary; the gradients are then multiplied by ranks / (reference * all weights).
+The reference is chosen so that in most windows this is 1 and nothing has to be done.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nbdist.data.cursor import Cursor
+from nbdist.strategies.base import Strategy
+from nbdist.weighing import Weights
+
+
+class Accumulation:
+    """The windows of one Accelerator.
+
+    Args:
+        strategy: how models are wrapped.
+        weights: what amounts add up to over the ranks.
+        live: the running iterators of prepared loaders, the newest last, None at the bottom.
+        steps: micro-batches a window, at least 1.
+        with_loader: a window ends with its loader.
+        each_batch: gradients are shared at every micro-batch.
+
+    Attributes:
+        newest: the window whose turn it is, or was last; None when the last backward was outside of all.
+        inside: the window whose with-block runs.
+        scaler: the loss scaler of fp16, None without one (nbdist/scaling.py).
+        began: a backward was called.
+    """
+
+    __slots__ = ("_each_batch", "_noted", "_windows", "began", "inside", "live", "models", "newest", "scaler", "steps",
+                 "strategy", "switches", "weights", "with_loader")  # fmt: skip
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        weights: Weights,
+        live: list[Cursor | None],
+        steps: int = 1,
+        with_loader: bool = True,
+        each_batch: bool = False,
+    ) -> None:
+        self.strategy, self.weights, self.live, self.steps = strategy, weights, live, steps
+        self.with_loader = with_loader
+        self.switches = strategy.shares_gradients and not each_batch
+        self.newest: Window | None = None
+        self.inside: Window | None = None
+        self.scaler: Any = None
+        self.began = False
+        self.models: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
+        self._windows: dict[Any, Window] = {}
+        self._noted = False
+
+    def window(self, models: tuple[torch.nn.Module, ...], last: bool | None) -> Window:
+        """The window of these models; of all prepared ones when none is named."""
+        key = id(models[0]) if len(models) == 1 else tuple(map(id, models))
+        window = self._windows.get(key) if models else None
+        if window is None:
+            window = self._make(models)
+        window.said = last
+        return window
+
+    def _make(self, models: tuple[torch.nn.Module, ...]) -> Window:
+        for model in models:
+            if not isinstance(model, torch.nn.Module):
+                raise TypeError(f"accumulate takes the models that are trained; this is a {type(model).__name__}")
+        # By what they were prepared to: the user may name a module or what wraps it.
+        known = dict(self.models)
+        named = {id(one): one for one in (known.get(id(model), model) for model in models or tuple(known.values()))}
+        wrapped = tuple(named.values())
+        key: Any = id(wrapped[0]) if len(wrapped) == 1 else tuple(map(id, wrapped))
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = Window(self, wrapped, lambda _: self._windows.pop(key, None))
+        return window
+
+    def alone(self, weight: Any) -> Any:
+        """The factor of a backward outside of all windows: it is a window of its own, and leaves the others open."""
+        self.newest, self.began = None, True
+        cursor = self.live[-1]
+        if cursor is not None:
+            for one in self.live:
+                if one is not None:
+                    one.position.used = True
+        if weight is not None:
+            return self.weights.share(weight, cursor is None or cursor.local > 0)
+        return 1.0 if cursor is None else cursor.local * self.weights.ranks / cursor.total
+
+    def complete(self) -> bool:
+        """Whether the gradients are those of a whole window: optimizers, clipping and schedulers act only then."""
+        window = self.newest
+        if window is None or window.boundary:
+            return True
+        if window is self.inside or not window.is_over():
+            return False
+        window.abandon("its loop has ended")
+        return True
+
+    def ready(self) -> bool:
+        """`complete`, with gradients that are as they should be."""
+        if not self.complete():
+            return False
+        if self.newest is not None and self.newest.holds:
+            self.newest.settle()
+        return True
+
+    def note(self, why: str) -> None:
+        """Say once that gradients were dropped."""
+        if not self._noted:
+            self._noted = True
+            warnings.warn(
+                f"the gradients of an unfinished accumulation window were dropped: {why}. Windows end after "
+                f"{self.steps} micro-batches and with the loader; accumulate(model, last=True) ends one earlier. "
+                "(Said once.)",
+                stacklevel=4,
+            )
+
+
+class Window:
+    """The micro-batches of one optimizer step of some models; `with window:` is one micro-batch. Used again and again.
+
+    Attributes:
+        boundary: this micro-batch is the last one of the window.
+        holds: there are gradients of micro-batches whose window has not come to its boundary.
+        said: what the user has said about this micro-batch being the last; None: nothing.
+    """
+
+    __slots__ = (
+        "_amount", "_at", "_beside", "_calls", "_count", "_cursor", "_ending", "_explicit", "_home", "_local",
+        "_measured", "_models", "_of", "_only", "_outer", "_partners", "_parts", "_ref", "_rows", "_slice_rows",
+        "_slices", "_total", "_weighed", "_wrong", "boundary", "holds", "said",
+    )  # fmt: skip
+
+    def __init__(
+        self, of: Accumulation, models: tuple[torch.nn.Module, ...], gone: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._of = of
+        self._models = [weakref.ref(model, gone) for model in models]
+        self.said: bool | None = None
+        self.boundary, self.holds = True, False
+        self._outer: Window | None = None
+        self._count = 0  # micro-batches so far; 0: not open
+        self._cursor: Cursor | None = None  # the batch in hand at the last enter, and its number
+        self._at = -1
+        self._beside: list[tuple[Cursor, int]] = []  # the other running iterators then
+        self._partners: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders that are known to run beside another
+        self._ending = False  # it is the last one of its loader
+        self._home: Any = None  # that loader; how often we were entered with this batch, and with the one before
+        self._calls, self._rows, self._slices, self._slice_rows = 1, 0, 1, 0
+        self._ref: Any = 1.0
+        self._local: Any = 0.0  # all weights so far on this rank, and on all ranks if they are known
+        self._total = 0
+        self._parts = 0  # micro-batches that called backward
+        self._only = self._measured = self._explicit = self._weighed = False
+        self._amount: Any = 0.0
+        self._wrong = ""
+
+    def __enter__(self) -> None:
+        of = self._of
+        live = of.live
+        cursor = live[-1]
+        if self._count and cursor is not self._cursor:
+            self._look_at_owner(cursor)
+        ends = False
+        if cursor is not None:
+            if cursor is self._cursor and cursor.step == self._at:
+                self._calls += 1
+            else:
+                if cursor.position is self._home:
+                    self._slices, self._slice_rows = self._calls, self._rows
+                else:
+                    self._home, self._slices, self._slice_rows = cursor.position, 1, 0
+                self._ending = (len(live) > 2 and self._another_ends(cursor)) or cursor.last
+                self._at, self._rows, self._calls = cursor.step, cursor.local, 1
+            cursor.position.used = True
+            if self._ending and of.with_loader:
+                ends = self._slices == 1 or self._calls >= self._expected(cursor)
+            if len(live) > 2 or self._beside:
+                self._beside = [(one, one.step) for one in live[1:-1] if one is not None]
+        self._cursor = cursor
+        steps, said = of.steps, self.said
+        if not self._count:
+            self._count, self._parts, self._local, self._total, self._wrong = 1, 0, 0.0, 0, ""
+            self._measured = self.holds = False
+            self._only = self.boundary = (ends or steps == 1) if said is None else said
+            rows = None
+            if cursor is not None:
+                rows = cursor.total if steps == 1 else cursor.ahead(steps)
+            self._ref = of.weights.ranks / rows if rows else 1.0 / steps
+        else:
+            self._count += 1
+            self._only = False
+            self.boundary = (ends or self._count >= steps) if said is None else said
+        self._weighed = False
+        if self._calls > 1 or self._slices > 1 or said is not None:
+            self._measured = True
+            self._only = self._only and said is None
+        if of.switches and not self.boundary:
+            self._set_sync(False)
+        self._outer = of.inside if of.inside is not self else None
+        of.newest = of.inside = self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        of = self._of
+        of.inside, self._outer = self._outer, None
+        if kind is not None:
+            self.abandon("an exception left it" if self._count > 1 else "")
+        elif self.boundary:
+            self._count, self.holds = 0, False
+        else:
+            self.holds = True
+            if of.switches:
+                self._set_sync(True)  # a backward outside is complete by itself
+
+    # ------------------------------------------------------------------ whose it is, and where it ends
+    def is_over(self) -> bool:
+        """Whether the loop that opened it is over, so that it can never come to its boundary."""
+        return self._of.with_loader and self._cursor is not None and self._cursor not in self._of.live
+
+    def _look_at_owner(self, newest: Cursor | None) -> None:
+        """Another loader is in front than at the last micro-batch: go on when both run side by side, else drop."""
+        owner = self._cursor
+        if not self._of.with_loader:
+            return
+        if owner is None:
+            self.abandon("a loader's loop began in it")
+        elif owner not in self._of.live:
+            self.abandon("its loop has ended")
+        elif owner.step == self._at and _runs_inside(newest, owner):
+            self.abandon("another loader's loop began in it")
+
+    def _another_ends(self, newest: Cursor) -> bool:
+        """Whether a loader beside the newest one (zip) has just delivered its last batch."""
+        before = dict(self._beside)
+        if self._cursor is not None:
+            before[self._cursor] = self._at
+        ends = False
+        for one in self._of.live[1:-1]:
+            if one is None or before.get(one) == one.step:
+                continue
+            one.position.used = True
+            # A loop around the newest's has delivered too, but not beside it: it never does while that one goes on.
+            if newest is self._cursor:
+                self._partners.add(one.position)
+            ends = ends or (one.last and (one.position in self._partners or not _runs_inside(newest, one)))
+        return ends
+
+    def _expected(self, cursor: Cursor) -> int:
+        """How often the user will come with this batch, by how often he came with the one before."""
+        if not self._slice_rows or not cursor.local:
+            return self._slices
+        return min(self._slices, max(1, -(-cursor.local * self._slices // self._slice_rows)))
+
+    def abandon(self, why: str) -> None:
+        """Drop what was gathered, and be as before the first micro-batch.
+
+        Args:
+            why: for the note; "" gives none.
+        """
+        if not self._count:
+            return
+        self._count, self.boundary, self.holds = 0, True, False
+        for model in self._alive():
+            for parameter in model.parameters():
+                parameter.grad = None
+        if self._of.switches:
+            self._set_sync(True)
+        if why:
+            self._of.note(why)
+
+    def _alive(self) -> list[torch.nn.Module]:
+        return [model for ref in self._models if (model := ref()) is not None]
+
+    def _set_sync(self, sync: bool) -> None:
+        for ref in self._models:
+            if (model := ref()) is not None:
+                self._of.strategy.set_sync(model, sync)
+
+    # ------------------------------------------------------------------ weights
+    def weigh(self, weight: Any) -> tuple[Any, Any]:
+        """A backward begins.
+
+        Returns:
+            The factor for its seed; and what the window's gradients must be multiplied by after it, None for nothing.
+
+        Raises:
+            ValueError, RuntimeError: see `Accelerator.backward`.
+        """
+        of, cursor = self._of, self._cursor
+        of.began = True
+        weights = of.weights
+        if self._only:
+            self._weighed = True
+            if weight is not None:  # each of several backward calls is weighed by itself, and they add up
+                return weights.share(weight, cursor is None or cursor.local > 0), None
+            return 1.0 if cursor is None else cursor.local * weights.ranks / cursor.total, None
+        if self._weighed:
+            return self._again(weight) * self._ref, None
+        if self._parts and self._explicit is (weight is None):
+            raise RuntimeError(
+                "some micro-batches of this accumulation window have an explicit weight and some do not: pass "
+                "backward(loss, weight=...) in all of them or in none"
+            )
+        self._weighed, self._explicit = True, weight is not None
+        self._parts += 1
+        if weight is not None:
+            self._amount, wrong = weights.amount(weight, cursor is None or cursor.local > 0)
+            self._wrong = self._wrong or wrong
+            if wrong and weights.ranks == 1:
+                raise ValueError(wrong)
+        elif cursor is None:
+            self._amount = 1.0
+            self._total += weights.ranks
+        else:
+            self._amount = cursor.local if self._slices == 1 else cursor.local / self._expected(cursor)
+            self._total += cursor.total
+        self._local = self._local + self._amount
+        if not self.boundary:
+            self.holds = True
+            return self._amount * self._ref, None
+        self.holds = False
+        reference = self._ref
+        late = self._late()
+        if self._count == 1:
+            return self._amount * self._ref, None
+        return self._amount * reference, late  # what was gathered before has this reference too
+
+    def _again(self, weight: Any) -> Any:
+        """One more backward in a micro-batch that was weighed already: the losses add up."""
+        mine = self._amount
+        same = (weight is not None) is self._explicit
+        # Tensors are not compared, that could wait for a device; nor what is bad, which is told at the boundary.
+        if same and isinstance(weight, int | float) and isinstance(mine, float) and mine > 0:
+            same = weight == mine
+        if not same:
+            raise RuntimeError(
+                f"this micro-batch of an accumulation window weighs {mine} already, and {weight} now: its "
+                "losses add up and weigh once. Add them and call backward once, or give both the same weight"
+            )
+        return mine
+
+    def _late(self) -> Any:
+        """At the boundary: what was really in the window is known. None when the reference was right."""
+        weights = self._of.weights
+        total: Any = self._total
+        if self._explicit or self._measured:
+            total = weights.joint(self._local, self._wrong)
+        correction = weights.correction(self._ref, total)
+        if not isinstance(correction, torch.Tensor) and abs(correction - 1) < 1e-12:
+            return None
+        self._ref = self._ref * correction
+        return correction
+
+    def scale(self, factor: Any) -> None:
+        """Multiply the gradients gathered so far."""
+        for model in self._alive():
+            self._of.strategy.scale_gradients(model, factor)
+
+    def settle(self) -> None:
+        """An optimizer is about to act at the boundary, though the last micro-batch has called no backward.
+
+        Raises:
+            RuntimeError: over several ranks; the gradients before it were not shared.
+        """
+        self.holds = False
+        if not self._parts or self._weighed:  # all of it was torch's own loss.backward()
+            return
+        if self._of.switches and self._of.weights.ranks > 1:
+            raise RuntimeError(
+                "the last micro-batch of this accumulation window has called no backward, so the gradients of those "
+                "before it were not shared between the ranks. Call backward(loss, weight=0) there"
+            )
+        if (late := self._late()) is not None:
+            self.scale(late)
+
+    def stepped(self) -> None:
+        """An optimizer has acted on it: nothing is left to be dropped."""
+        self._count, self.holds = 0, False
+
+
+def _runs_inside(inner: Cursor | None, outer: Cursor) -> bool:
+    """Whether the loop of `inner` began while a batch of `outer` was in hand."""
+    while inner is not None:
+        inner = inner.above
+        if inner is outer:
+            return True
+    return False

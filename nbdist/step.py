@@ -1,0 +1,157 @@
+"""The members of the Accelerator that a training step is made of."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from nbdist import arguments, state
+from nbdist.accumulation import Accumulation, Window
+from nbdist.strategies import Strategy
+from nbdist.strategies.optimizer import PreparedOptimizer
+
+
+class Step:
+    """Accumulation, backward, clipping. Reads what the Accelerator's constructor makes."""
+
+    _strategy: Strategy
+    _windows: Accumulation
+    # What optimizers and schedulers were prepared to, by the identity of the user's own, which it keeps alive.
+    _prepared: weakref.WeakValueDictionary[int, Any]
+    # The last seed of backward and what it was made for: in most loops it is the same at every step.
+    _seed: tuple[Any, ...] = (None, None, None, None, None)
+
+    def accumulate(self, *models: torch.nn.Module, last: bool | None = None) -> Window:
+        """`with accelerator.accumulate(model):` around one micro-batch: forward, backward, step, zero_grad.
+
+        `gradient_accumulation_steps` of them are a window, and one optimizer step. A window also ends with its loader.
+        A loop left in the middle of one, by `break` or an exception, loses that window's gradients, and this is said
+        once.
+
+        Args:
+            *models: those that are trained; several when one loss goes through them. Models that are trained
+                apart, as in a GAN, each have a window of their own. Default: all prepared ones.
+            last: whether this micro-batch ends the window, said by hand: then neither the number of steps nor the
+                loader counts. Needed when a loader of one batch is cut into slices.
+        """
+        return self._windows.window(models, last)
+
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
+        """Backward, so that the ranks together have the gradient that one process would have from all their samples.
+        Outside of `accumulate` that is the gradient of this loss alone, as if the window had one micro-batch.
+
+        Args:
+            loss: a mean, with one element. Of float32, as losses are under autocast: in a half precision its factor
+                is rounded to that (1/3 in bfloat16 becomes 0.33398).
+            weight: how many things it is the mean of, a number or a 0-dim tensor. Default: the real rows of the
+                batch in hand of the newest running prepared loader (its ranks' sizes are known without
+                communication), or the same for every rank when there is none. An explicit weight costs one tiny
+                all-reduce a window, so pass it on all ranks or on none, and in all micro-batches of a window or in
+                none. A tensor on a device is not synchronised. On a rank whose batch is only a stand-in it counts as
+                0. A micro-batch weighs once, however many backward calls are in it.
+            **kwargs: retain_graph, create_graph, inputs, as torch has them.
+
+        Raises:
+            ValueError: a negative weight, or one that is no number; on all ranks, at the end of the window.
+            RuntimeError: the loss has more than one element; weights in some micro-batches of a window only.
+        """
+        if not state.step_boundary.begun:
+            state.step_boundary.begun = True
+            self._strategy.look_again()
+        windows = self._windows
+        window, late = windows.inside, None
+        if window is None:
+            factor = windows.alone(weight)
+        else:
+            factor, late = window.weigh(weight)
+        if windows.scaler is not None:
+            factor = windows.scaler.seed(factor)
+        if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
+            seed = factor.to(loss.dtype).expand(_one_element(loss))
+        else:
+            known = self._seed
+            if known[0] != factor or known[1] is not loss.dtype or known[2] != loss.shape or known[3] != loss.device:
+                seed = torch.full(_one_element(loss), factor, dtype=loss.dtype, device=loss.device)
+                known = self._seed = (factor, loss.dtype, loss.shape, loss.device, seed)
+            seed = known[4]
+        self._strategy.backward(loss, seed, **kwargs)
+        if late is not None and window is not None:
+            window.scale(late)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the gradients of these parameters, in place, by their joint norm. Returns the norm before, a 0-dim
+        tensor. In the middle of an accumulation window nothing is clipped: the norm is that of what there is so far.
+        """
+        if not self._ready():
+            return self._strategy.gradient_norm(parameters, norm_type)
+        return self._strategy.clip(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip each value of these parameters' gradients, in place, to [-clip_value, clip_value]; nothing in the
+        middle of an accumulation window.
+        """
+        if self._ready():
+            torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def _ready(self) -> bool:
+        """Whether the gradients are those of a whole window; then they are what they are in fp32."""
+        if not self._windows.ready():
+            return False
+        if self._windows.scaler is not None:
+            for one in list(self._prepared.values()):
+                if isinstance(one, PreparedOptimizer):
+                    self._windows.scaler.unscale(one.optimizer)
+        return True
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-batch completes its window: optimizers, clipping and schedulers act then. True outside of
+        `accumulate`.
+        """
+        return self._windows.complete()
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches in an accumulation window; may be set at any time, and counts from the next micro-batch on."""
+        return self._windows.steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self._windows.steps = arguments.window_steps(steps)
+
+    @contextmanager
+    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
+        """Backward calls in this block leave the model's gradients to each rank; the next one outside shares all."""
+        with self._syncing(model, False):
+            yield
+
+    @contextmanager
+    def trigger_sync_in_backward(self, model: torch.nn.Module) -> Iterator[None]:
+        """Backward calls in this block share the model's gradients, also in the middle of an accumulation window."""
+        with self._syncing(model, True):
+            yield
+
+    @contextmanager
+    def _syncing(self, model: torch.nn.Module, sync: bool) -> Iterator[None]:
+        model = self._windows.models.get(id(model), model)
+        self._strategy.set_sync(model, sync)
+        try:
+            yield
+        finally:
+            window = self._windows.inside
+            self._strategy.set_sync(model, window is None or window.boundary or not self._windows.switches)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether a prepared optimizer left its last step out, because gradients had overflowed (fp16)."""
+        return any(getattr(one, "step_was_skipped", False) for one in list(self._prepared.values()))
+
+
+def _one_element(loss: torch.Tensor) -> torch.Size:
+    if loss.numel() != 1:
+        raise RuntimeError(f"backward needs a loss with one element, a mean; this one has shape {tuple(loss.shape)}")
+    return loss.shape
