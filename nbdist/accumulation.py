@@ -42,7 +42,7 @@ class Accumulation:
         began: a backward was called.
     """
 
-    __slots__ = ("_each_batch", "_noted", "_windows", "began", "inside", "live", "models", "newest", "scaler", "steps",
+    __slots__ = ("_noted", "_windows", "began", "inside", "live", "models", "newest", "scaler", "steps",
                  "strategy", "switches", "weights", "with_loader")  # fmt: skip
 
     def __init__(
