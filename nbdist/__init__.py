@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbdist.accelerator import Accelerator as Accelerator
+    from nbdist.batch_size import find_executable_batch_size as find_executable_batch_size
     from nbdist.data.resume import skip_first_batches as skip_first_batches
     from nbdist.kwargs import AutocastKwargs as AutocastKwargs
     from nbdist.kwargs import DataLoaderConfiguration as DataLoaderConfiguration
@@ -54,6 +55,7 @@ _HOME_OF = {
     "PartialState": "nbdist.processes",
     "ProfileKwargs": "nbdist.kwargs",
     "debug_launcher": "nbdist.launchers.notebook",
+    "find_executable_batch_size": "nbdist.batch_size",
     "launch": "nbdist.launchers.launch",
     "notebook_launcher": "nbdist.launchers.notebook",
     "set_seed": "nbdist.state",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nbdist import collectives, messages, metrics, saving, state
+from nbdist import batch_size, collectives, messages, metrics, saving, state
 from nbdist.data.cursor import Cursor
 from nbdist.kwargs import ProfileKwargs, ProjectConfiguration
 from nbdist.processes import Processes
@@ -106,8 +105,7 @@ class Helpers(Processes):
         del objects
         del self._live[1:]  # the list itself is known to prepared loaders
         self._forget()
-        gc.collect()
-        empty_cache()
+        batch_size.free_memory()
         return nothing
 
     def clear(self, *objects: Any) -> list[None]:
@@ -137,13 +135,3 @@ class Helpers(Processes):
         cell trains on.
         """
         state.end_own_group()
-
-
-def empty_cache() -> None:
-    """Give the device memory that torch keeps for later back."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    elif torch.backends.mps.is_available():
-        torch.mps.empty_cache()
-    elif torch.xpu.is_available():
-        torch.xpu.empty_cache()

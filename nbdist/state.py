@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -227,6 +228,15 @@ def _note_options(options: InitProcessGroupKwargs, group: Any) -> None:
     if group is not None and asked and asked != _started_with:
         told = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         note_once(f"{told}: the process group is there already, and goes on as it is")
+
+
+# The groups of a pool's rank, set by the worker: see nbdist.regroup. None outside of a pool.
+pool_groups: Any = None
+
+
+def group_timeout() -> timedelta | None:
+    """The timeout that was asked for when the group was started here; None: torch's own."""
+    return _started_with.get("timeout")
 
 
 _started = False  # the group was started here

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d as registry
 
-from nbdist.worker import backends, sockets
+from nbdist import sockets
+from nbdist.worker import backends
 from nbdist.worker.where import flight_recorder
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -55,7 +56,7 @@ class Groups:
         self._old: list[Any] = []  # replaced backends that stay: see nbdist.worker.backends
         self._dead_status: set[str] = set()
         self._store_was_cut = False
-        self._generation = 0
+        self._generation, self._heals = "", 0
         self._heal_works: bool | None = None
         # torch's own: the guest puts others in their place, which only open and close the default group
         self._init_process_group, self._destroy_process_group = dist.init_process_group, dist.destroy_process_group
@@ -191,7 +192,24 @@ class Groups:
         """
         if self._store_was_cut:
             self._connect()
-        self._generation = generation
+        return self._heal(str(generation), names, count)
+
+    def heal_together(self, key: str, names: Iterable[str], count: int) -> None:
+        """`heal` in the middle of a cell, by the ranks themselves; the key is one that was never used.
+
+        Raises:
+            RuntimeError: healing in place is not possible: the groups were made again, and what holds them must be
+                too.
+        """
+        if self._heal(key, names, count) == "made again":
+            raise RuntimeError("the process groups had to be made again: run the cell once more")
+
+    def names(self) -> list[str]:
+        """The groups of this rank, in the order in which all ranks heal them."""
+        return [group.name for group in sorted(self.known(), key=lambda group: (len(group.name), group.name))]
+
+    def _heal(self, generation: str, names: Iterable[str], count: int) -> str:
+        self._generation, self._heals = generation, self._heals + 1
         self._dead_status.update(flight_recorder(status_only=True).get("pg_status", {}))
         for fd, connection in self._noted.items():
             sockets.shut_down(fd, connection)  # a thread of gloo that still waits there gets out, and can end
@@ -218,7 +236,7 @@ class Groups:
         for index, (device, new) in enumerate(made):
             new._set_sequence_number_for_group()
             # Not `_set_default_backend`: DDP's constructor then meets a type that it has no name for.
-            kind = _TYPES[index] if free else _FIRST_FREE_BACKEND_TYPE + len(made) * self._generation + index
+            kind = _TYPES[index] if free else _FIRST_FREE_BACKEND_TYPE + len(made) * self._heals + index
             group._register_backend(device, c10d.ProcessGroup.BackendType(kind), new)
         world.pg_map[group] = (world.pg_map[group][0], store)  # the store that new_group and friends use
         if free:

@@ -115,6 +115,7 @@ class Rank:
         self.groups.open()
         self.default_group.adopt()
         self.default_group.install()
+        state.pool_groups = self.groups
         module = types.ModuleType("__main__")  # dataclasses, enum, typing and pickle look there
         module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = module

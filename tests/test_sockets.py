@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.worker import sockets
+from nbdist import sockets
 
 Pair = tuple[socket.socket, socket.socket]
 
