@@ -24,6 +24,7 @@ from nbdist import state, system
 from nbdist.config.detect import note_rank
 from nbdist.shipping import Away
 from nbdist.shipping.link import Link, LinkClosed, Message
+from nbdist.sockets import ESTABLISHED, connections
 from nbdist.worker import cells, environment
 from nbdist.worker.blackbox import BlackBox
 from nbdist.worker.groups import Groups
@@ -34,7 +35,6 @@ from nbdist.worker.one_cell import run_cell
 from nbdist.worker.output import Output
 from nbdist.worker.postmortem import Postmortem
 from nbdist.worker.resync import resync
-from nbdist.worker.sockets import ESTABLISHED, connections
 from nbdist.worker.where import where
 
 GUESTS = ("nbdist.worker.guests.torch_ddp",)

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as registry
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.worker import backends, sockets
+from nbdist import sockets
+from nbdist.worker import backends
 from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
 
