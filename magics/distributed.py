@@ -136,6 +136,7 @@ class Distributed:
         request = Request(
             runs={
                 "settings": shown,
+                "shows": options.output,
                 "source": source.source,
                 "file": source.file,
                 "flags": source.flags,

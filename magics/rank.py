@@ -24,7 +24,7 @@ from traitlets.config import Config
 from nbdist import state
 from nbdist.magics import rank_progress, rank_settings
 from nbdist.magics.autoreload import reload_as_autoreload
-from nbdist.magics.rank_display import RankDisplayHook, RankDisplayPublisher, what_was_shown
+from nbdist.magics.rank_display import RankDisplayHook, RankDisplayPublisher, show_last, what_was_shown
 from nbdist.magics.rank_names import INJECTED, RunningRanks
 from nbdist.shipping.versions import RankModules
 from nbdist.worker.output import Output
@@ -57,6 +57,7 @@ class RankShell(InteractiveShell):
 
     display_pub_class = RankDisplayPublisher
     displayhook_class = RankDisplayHook
+    told_by_the_notebook = False
 
     def init_sys_modules(self) -> None:
         pass  # __main__ is the rank's namespace already
@@ -88,6 +89,8 @@ class RankShell(InteractiveShell):
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         """Of an error after which the cell goes on: most often a `_repr_html_` that raised."""
+        if self.told_by_the_notebook:
+            return
         shown = what_was_shown(getattr(evalue, "__traceback__", None))
         if shown is not None:
             rank = RankDisplayPublisher.rank
@@ -163,7 +166,11 @@ class CellRunner:
         history = self._namespace.setdefault("_dh", [folder])  # %cd wants it
         try:
             self._execute(body)
-            return self._execute(last) if last is not None else None
+            if last is None:
+                return None
+            value = self._execute(last)
+            show_last(self.shell, value, cell["source"], cell.get("shows", ""))
+            return value
         finally:
             if self._namespace.get("_dh") is history and "_dh" not in cell["reads"]:
                 del self._namespace["_dh"]

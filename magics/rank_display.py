@@ -31,6 +31,7 @@ class RankDisplayPublisher(DisplayPublisher):
         *,
         transient: Any = None,
         update: bool = False,
+        kind: str = "display_data",
         **rest: Any,
     ) -> None:
         left_out: list[str] = []
@@ -43,10 +44,36 @@ class RankDisplayPublisher(DisplayPublisher):
                 f"nbdist: rank {self.rank}: a display is shown without what cannot be sent: {'; '.join(left_out)}",
                 file=sys.stderr,
             )
-        self.output.display({"msg_type": "update_display_data" if update else "display_data", **message})
+        self.output.display({"msg_type": "update_display_data" if update else kind, **message})
 
     def clear_output(self, wait: bool = False) -> None:
         self.output.display({"msg_type": "clear_output", "wait": wait})
+
+
+def show_last(shell: Any, value: Any, source: str, how: str) -> None:
+    """What a cell's last expression gave on this rank; the notebook itself shows rank 0's as `Out[n]`.
+
+    Args:
+        how: the cell's `--output`: "merged" (only compared with rank 0's, and shown where it differs), "all", "tabs";
+            any other shows nothing.
+    """
+    if value is None or how not in ("merged", "all", "tabs") or _ends_with_semicolon(source):
+        return
+    compared = how == "merged"
+    if compared and callable(getattr(type(value), "_ipython_display_", None)):
+        return  # it shows itself, and what that is cannot be compared
+    shell.told_by_the_notebook = compared  # what is wrong with its repr
+    try:
+        data, metadata = shell.display_formatter.format(value)
+    finally:
+        shell.told_by_the_notebook = False
+    if data:
+        shell.display_pub.publish(data, metadata, kind="execute_result")
+
+
+def _ends_with_semicolon(source: str) -> bool:
+    ends = getattr(DisplayHook, "semicolon_at_end_of_expression", None)
+    return ends is not None and ends(source)
 
 
 class RankDisplayHook(DisplayHook):

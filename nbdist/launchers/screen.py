@@ -138,6 +138,9 @@ class MergedScreen:
             return
         now = time.monotonic()
         kind = message.get("msg_type", "display_data")
+        last = kind == "execute_result"  # of a cell: the notebook shows rank 0's
+        if last:
+            kind = "display_data"
         if kind == "clear_output":
             if rank == self.lead:
                 for stream in STREAMS:
@@ -145,12 +148,13 @@ class MergedScreen:
                 self._show_or_write(message)
             return
         if self.mode == "all":
-            self._display_in_all(rank, message, kind, now)
+            self._display_in_all(rank, message, kind, now, in_words=last)
             return
         if rank == self.lead:
             for stream in STREAMS:
                 self._release(stream, now)
-            self._show_or_write(message)
+            if not last:
+                self._show_or_write(message)
         if kind == "display_data" and self.mode == "merged" and not self._alone:
             text = message.get("data", {}).get("text/plain", "").rstrip("\n")
             what = None
@@ -182,7 +186,7 @@ class MergedScreen:
         if what.get("shown") and self._show is not None:
             self._show({**what, "msg_type": "update_display_data"})
 
-    def _display_in_all(self, rank: int, message: dict[str, Any], kind: str, now: float) -> None:
+    def _display_in_all(self, rank: int, message: dict[str, Any], kind: str, now: float, in_words: bool) -> None:
         message = {**message, "msg_type": kind}
         name = message.get("transient", {}).get("display_id")
         if name is not None and rank != self.lead:  # each rank's is a display of its own
@@ -190,7 +194,8 @@ class MergedScreen:
         text = message.get("data", {}).get("text/plain", "")
         # What may be updated later is not one with the others'.
         key = _key(message) + (f"r{rank}r" if name is not None or kind != "display_data" else "")
-        self._folders["stdout"].add(rank, [text], now, key=key, what=message)
+        what = None if in_words and message.get("data", {}).keys() <= {"text/plain"} else message
+        self._folders["stdout"].add(rank, [text], now, key=key, what=what)
         self._release("stdout", now)
 
     def _show_or_write(self, message: dict[str, Any]) -> None:

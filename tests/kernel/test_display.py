@@ -169,7 +169,7 @@ def test_tabs_while_it_runs_and_at_the_end(nb: Notebook) -> None:
     assert shown[-1][1] == "\n\n".join(
         f"rank {rank}\n"
         + "".join(f"step {i} {me}\n" for i in range(12))
-        + "problem\n<IPython.core.display.HTML object>"
+        + f"problem\n<IPython.core.display.HTML object>\n{rank}"
         for rank, me in enumerate("ab")
     )
     assert (cell.stdout, cell.stderr, cell.results) == ("", "", [{"text/plain": "0"}])

@@ -302,6 +302,24 @@ def test_the_last_value_has_its_rich_form(nb: Notebook) -> None:
     assert "text/html" in cell.results[0] and "<table" in cell.results[0]["text/html"]
 
 
+def test_the_last_expression_of_every_rank(nb: Notebook) -> None:
+    cell = nb.ranks("rank * 10", "-n 3")
+    assert cell.stdout == "[1] 10\n[2] 20\n" and cell.results == [{"text/plain": "0"}]
+    assert nb.value("_") == 0
+    for code in ("'equal'", "print('silent', end='')\nrank;", "None if rank else 5", "object()"):
+        assert "[1" not in nb.ranks(code).stdout
+    cell = nb.ranks("rank * 10\n", "-n 3 --output all")
+    assert cell.stdout == "[0] 0\n[1] 10\n[2] 20\n" and cell.data == cell.results == [{"text/plain": "0"}]
+    cell = nb.ranks("import pandas as pd\npd.DataFrame({'a': [rank]})", "-n 3 --output tabs")
+    assert cell.data[-2]["text/html"].count("<table") == 3
+    # what shows itself, and what cannot be shown
+    selfish = "class Selfish:\n    def _ipython_display_(self):\n        print('myself')\nSelfish()"
+    assert nb.ranks(selfish).stdout == "myself\n"
+    broken = "class Broken:\n    def __repr__(self):\n        raise ValueError('no words')\nBroken()"
+    cell = nb.run(f"%%distributed -n 2\n{broken}")
+    assert "no words" in cell.text and "[1" not in cell.stderr + cell.stdout
+
+
 def test_warnings_and_logging(nb: Notebook) -> None:
     cell = nb.ranks("import warnings, logging\nwarnings.warn('careful')\nlogging.warning('logged')", ONLY_0)
     assert "careful" in cell.stderr and "WARNING:root:logged" in cell.stderr
