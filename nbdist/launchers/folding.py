@@ -255,8 +255,6 @@ class Folder:
         # behind its counterpart: `loss 0.3` behind `loss 0.2`
         if other.at < limit and shape == _shape(self._lines[other.at][1]):
             other.at += 1
-            if line.what is not None and not self.hold_lead and _is_told(line):
-                line.what = None
         place = max(other.at, other.last.place if other.last is not None and not other.last.out else 0)
         names: tuple[str, ...] = (line.key, "\1" + alike.without_rank(line.key, rank, self._world))
         if line.what is None:
@@ -305,10 +303,3 @@ class Folder:
 
 def _shape(key: str) -> str:
     return alike.shape(key.partition(END)[0] if key.startswith(DISPLAY) else key)
-
-
-def _is_told(line: _Line) -> bool:
-    """Whether the text of a display is enough beside the lead's: it is a plot that every rank draws, or it says all
-    that is shown, as that of a table does and `<IPython.core.display.HTML object>` does not.
-    """
-    return not line.text.startswith("<") or any(kind.startswith("image/") for kind in line.what["data"])

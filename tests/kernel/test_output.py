@@ -270,7 +270,12 @@ def test_figures(nb: Notebook) -> None:
     assert [("image/png" in data) for data in cell.data] == [True, True]
     assert cell.stdout == ""
     cell = nb.ranks("plt.plot([1, 2, rank])\nplt.show()", "-n 3")
-    assert len(cell.data) == 1 and cell.stdout == "[1-2] <Figure size 640x480 with 1 Axes>\n"
+    assert [("image/png" in data) for data in cell.data] == [True] * 3 and cell.stdout == "[1]\n[2]\n"
+    cell = nb.ranks("plt.plot([1, 2, min(rank, 1)])\nplt.show()", "-n 3")
+    assert [("image/png" in data) for data in cell.data] == [True] * 2 and cell.stdout == "[1-2]\n"
+    cell = nb.ranks("import pandas as pd\npd.DataFrame({'a': [min(rank, 1)]})", "-n 3")
+    assert cell.stdout == "[1-2]\n" and len(cell.data) == 2 and len(cell.results) == 1
+    assert "<td>1</td>" in cell.data[0]["text/html"] and "<td>0</td>" in cell.results[0]["text/html"]
     cell = nb.ranks("plt.plot([1, 2, rank])\nplt.show()", "-n 3 --output all")
     assert len(cell.data) == 3 and re.fullmatch(r"(\[\d\]\n){3}", cell.stdout)
 

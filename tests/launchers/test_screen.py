@@ -130,15 +130,16 @@ def figure(image: str) -> dict:
     }
 
 
-def test_a_display_of_another_rank_is_its_text_where_it_differs() -> None:
+def test_a_display_that_differs_from_rank_0s_is_shown_once_for_all_that_share_it() -> None:
     page = Page()
     page.screen.display(0, figure("a"))
     page.screen.display(1, figure("a"))
     page.screen.display(2, figure("b"))
     page.screen.display(3, figure("c"))
+    page.screen.display(4, figure("b"))
     page.screen.finish()
-    assert page.text() == "[2-3] <Figure>\n"
-    assert page.shown == [figure("a")]
+    assert page.text() == "[2,4]\n[3]\n"
+    assert [message["data"] for message in page.shown] == [figure(name)["data"] for name in "abc"]
 
 
 def html(page: str, name: str | None = None, kind: str = "display_data") -> dict:
@@ -158,15 +159,15 @@ def test_a_display_that_rank_0_has_not_is_shown_under_its_rank() -> None:
     assert [list(message["data"].values())[1] for message in page.shown] == ["same", "plot", "mine"]
 
 
-def test_what_differs_from_rank_0s_is_told_by_its_text_where_that_says_it() -> None:
+def test_what_differs_from_rank_0s_at_the_same_place_is_shown_richly() -> None:
     page = Page()
     for rank in (0, 1):
         table = {"text/plain": f"   a\n0  {rank + 5}", "text/html": f"<table>{rank}"}
         page.screen.display(rank, {**html(""), "data": table})
         page.screen.display(rank, html(f"page of {rank}"))
     page.screen.finish()
-    assert page.text() == "[1]    a\n[1] 0  6\n[1]\n"
-    assert [m["data"]["text/html"] for m in page.shown] == ["<table>0", "page of 0", "page of 1"]
+    assert page.text() == "[1]\n[1]\n"
+    assert [m["data"]["text/html"] for m in page.shown] == ["<table>0", "page of 0", "<table>1", "page of 1"]
 
 
 def test_so_many_displays_of_one_rank_and_then_their_text() -> None:
