@@ -88,6 +88,13 @@ class Accumulation:
             window = self._windows[key] = Window(self, wrapped, lambda _: self._windows.pop(key, None))
         return window
 
+    def forget(self) -> None:
+        """Let go of all windows; gradients of open ones are dropped."""
+        for window in list(self._windows.values()):
+            window.abandon("")
+        self._windows.clear()
+        self.newest = None
+
     def alone(self, weight: Any) -> Any:
         """The factor of a backward outside of all windows: it is a window of its own, and leaves the others open."""
         self.newest, self.began = None, True

@@ -14,17 +14,19 @@ from nbdist.kwargs import ProfileKwargs, ProjectConfiguration
 from nbdist.processes import Processes
 
 if TYPE_CHECKING:
+    from nbdist.accumulation import Accumulation
     from nbdist.arguments import Handlers
 
 
 class Helpers(Processes):
     """What the Accelerator offers around a training loop.
 
-    Reads `self._live` (running iterators of prepared loaders, the newest last), `self._handlers` and
+    Reads `self._live` (running iterators of prepared loaders, the newest last), `self._windows`, `self._handlers` and
     `self.project_configuration`.
     """
 
     _live: list[Cursor | None]
+    _windows: Accumulation
     _handlers: Handlers
     project_configuration: ProjectConfiguration
     _triggered = False
@@ -104,16 +106,13 @@ class Helpers(Processes):
         nothing: list[None] = [None] * len(objects)
         del objects
         del self._live[1:]  # the list itself is known to prepared loaders
-        self._forget()
+        self._windows.forget()
         batch_size.free_memory()
         return nothing
 
     def clear(self, *objects: Any) -> list[None]:
         """The same as `free_memory`."""
         return self.free_memory(*objects)
-
-    def _forget(self) -> None:
-        """Drop what the Accelerator itself holds."""
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:
         """A context manager that runs its body under torch.profiler and gives the profiler.

@@ -42,7 +42,8 @@ class LocalSGD:
     ) -> None:
         if local_sgd_steps < 1:
             raise ValueError(f"local_sgd_steps is {local_sgd_steps}; it is the steps between two averages, at least 1")
-        self.accelerator, self.model, self.local_sgd_steps = accelerator, model, local_sgd_steps
+        self.accelerator, self.local_sgd_steps = accelerator, local_sgd_steps
+        self.model = accelerator._windows.models.get(id(model), model)  # the user may name what was prepared
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0
 

@@ -152,6 +152,13 @@ def test_memory_is_given_back() -> None:
     accelerator.backward(model(torch.ones(1, 1)).mean())
     model, optimizer = accelerator.free_memory(model, optimizer)
     assert model is None and optimizer is None and gone() is None
+    accelerator.gradient_accumulation_steps = 2
+    kept = accelerator.prepare(linear_at_zero())
+    with accelerator.accumulate(kept):
+        accelerator.backward(kept(torch.ones(1, 1)).mean())
+    assert not accelerator.sync_gradients
+    accelerator.free_memory()
+    assert accelerator.sync_gradients and kept.weight.grad is None  # an open window goes too
     assert accelerator.clear() == []
     accelerator.end_training()
 

@@ -28,8 +28,9 @@ MAY = {
     "splitting": {"collectives", "messages", "state"},
     "processes": {"kwargs", "messages", "splitting", "state"},
     "helpers": {
-        "batch_size",
+        "accumulation",
         "arguments",
+        "batch_size",
         "collectives",
         "data",
         "kwargs",

@@ -181,10 +181,11 @@ class DDP(Strategy):
             inner.require_backward_grad_sync = sync and inner not in self._local
 
     def keep_local(self, model: torch.nn.Module, local: bool) -> None:
+        inner = getattr(model, "_orig_mod", model)
         if local:
-            self._local.add(model)
+            self._local.add(inner)
         else:
-            self._local.discard(model)
+            self._local.discard(inner)
         self.set_sync(model, not local)
 
     def after_interrupt(self) -> None:
