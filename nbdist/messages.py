@@ -75,12 +75,16 @@ def exchange(value: Any) -> list[Any]:
     return values
 
 
-def all_gather(everyone: Any, own: Any) -> None:
-    """Fill a flat tensor with the ranks' flat tensors, one behind the other."""
+def all_gather(everyone: Any, own: Any, later: bool = False) -> Any:
+    """Fill a flat tensor with the ranks' flat tensors, one behind the other.
+
+    Args:
+        later: do not wait: what is returned has `wait`.
+    """
     import torch.distributed as dist
 
     # all_gather_into_tensor got a new name in torch 2.13 and warns since.
-    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(everyone, own)
+    return (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(everyone, own, async_op=later)
 
 
 def _all_bytes(mine: bytearray, world_size: int, device: Any) -> list[bytes]:

@@ -26,8 +26,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from nbdist import state
 from nbdist.data import randomness, resume
 from nbdist.data.cursor import Cursor, Position
+from nbdist.data.dispatch import DispatchedRows, DispatchedStream
 from nbdist.data.move import send_to_device
 from nbdist.data.options import Options
+from nbdist.data.sharded import OwnData, is_sharded
 from nbdist.data.source import Source
 from nbdist.data.stream import StreamSource
 
@@ -172,17 +174,23 @@ def loader_sampler(loader: DataLoader) -> Any:
 
 
 def _feed(loader: DataLoader, options: Options, seed: Callable[[], int]) -> Feed:
-    if isinstance(loader.dataset, IterableDataset):
-        if getattr(loader.dataset, "_distributed", None) is not None:
-            raise NotImplementedError(
-                "this dataset is already split by rank (split_dataset_by_node), so the ranks do not know how many "
-                "samples there are together. Pass it unsplit: prepare() gives each rank its share."
+    streamed = isinstance(loader.dataset, IterableDataset)
+    dispatched = options.dispatch and options.ranks > 1
+    if is_sharded(loader, options) and options.ranks > 1:
+        if dispatched:
+            raise ValueError(
+                "dispatch_batches=True lets rank 0 read for all ranks, and this dataset is already split by rank, so "
+                "it would read its own part only. Pass the dataset unsplit, or leave dispatch_batches out"
             )
-        return StreamSource(loader, options, seed)
+        return OwnData(loader, options, seed)
+    if streamed:
+        return (DispatchedStream if dispatched else StreamSource)(loader, options, seed)
     source = Source(loader, options, seed)
     if source.sharded and options.ranks > 1:
         note = "this loader has a DistributedSampler, so it is sharded already: prepare() leaves its samples alone"
         warnings.warn(note, stacklevel=5)
+    elif dispatched:
+        return DispatchedRows(loader, options, seed)
     return source
 
 
@@ -222,8 +230,7 @@ def prepare_loader(
         position: where it is. Default: at its start, or where the prepared loader is.
 
     Raises:
-        ValueError: its batches cannot be split as the options ask.
-        NotImplementedError: the dataset is a stream that is already split by rank.
+        ValueError: its batches cannot be split as the options ask, or not be dispatched.
     """
     later: dict[str, Any] = {}
     if isinstance(loader, Prepared):

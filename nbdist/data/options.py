@@ -23,6 +23,7 @@ class Options:
         dispatch: rank 0 reads, and sends each rank its part.
         already_sharded: each rank's dataset has other samples; None: as the dataset says (`sharded_by_rank`).
         data_seed: the seed of a loader without a generator; None: that of `set_seed`.
+        shared_by: so many ranks share a batch of `split_batches`; 0: `ranks`.
         accumulates: whether windows of several batches are asked for, so that the last batch must be known as such.
     """
 
@@ -34,6 +35,7 @@ class Options:
     dispatch: bool = False
     already_sharded: bool | None = None
     data_seed: int | None = None
+    shared_by: int = 0
     accumulates: Callable[[], bool] = never
 
     def each(self, batch: int | None, whole: bool = False) -> int:
@@ -53,9 +55,10 @@ class Options:
                 "split_batches=True splits a loader's batches over the ranks, and this loader has batch_size=None: it "
                 "makes none. Give it a batch size"
             )
-        if batch % self.ranks:
+        ranks = self.shared_by or self.ranks
+        if batch % ranks:
             raise ValueError(
                 f"split_batches=True: batch_size is that of all ranks together, and {batch} cannot be split evenly "
-                f"over {self.ranks} ranks. Take a multiple of {self.ranks}, or split_batches=False for {batch} a rank"
+                f"over {ranks} ranks. Take a multiple of {ranks}, or split_batches=False for {batch} a rank"
             )
-        return batch // self.ranks
+        return batch // ranks

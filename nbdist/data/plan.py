@@ -57,6 +57,19 @@ class FlatPlan:
             else:
                 yield take(end, self.tail[0])
 
+    def everyone(self, start: int) -> Iterator[list[int]]:
+        """All ranks' indices in turn, from step `start` on, without stand-ins."""
+        for step in range(start, self.steps):
+            at = step * self.batch * self.ranks
+            for size in self.sizes(step):
+                if size:
+                    yield self._take(at, size)
+                at += size
+
+    def sizes(self, step: int) -> list[int]:
+        """Each rank's real samples at a step."""
+        return [self.batch] * self.ranks if step < self.full_steps else self.tail
+
     def _take(self, at: int, size: int) -> list[int]:
         part = self.order[at : at + size]
         return part.tolist() if hasattr(part, "tolist") else list(part)
@@ -91,8 +104,8 @@ class LazyPlan:
 
     def __init__(self, groups: Iterator[list[list[int]]], sandbox: Sandbox, rank: int, copies: int = 1) -> None:
         self._groups, self._sandbox, self._rank, self._copies = groups, sandbox, rank, copies
-        self._sizes: dict[int, tuple[int, int]] = {}  # of the step in hand, and of those pulled ahead of it
-        self._waiting: deque[list[int]] = deque()  # ours of the steps that were pulled and not given out
+        self._sizes: dict[int, list[int]] = {}  # of the step in hand, and of those pulled ahead of it
+        self._waiting: deque[list[list[int]]] = deque()  # the groups that were pulled and not given out
         self._pulled = 0
         self._ended = False
         self._error: Exception | None = None  # the sampler's: raised where its step would be
@@ -105,9 +118,8 @@ class LazyPlan:
             try:
                 with self._sandbox.entered():
                     for group in itertools.islice(self._groups, self.AT_ONCE):
-                        mine = group[self._rank]
-                        self._sizes[self._pulled] = (len(mine), sum(map(len, group)) * self._copies)
-                        self._waiting.append(mine or group[0])
+                        self._sizes[self._pulled] = [len(part) for part in group]
+                        self._waiting.append(group)
                         self._pulled += 1
             except Exception as error:
                 self._error = error
@@ -116,19 +128,32 @@ class LazyPlan:
 
     def batches(self, start: int) -> Iterator[list[int]]:
         """This rank's indices, from step `start` on."""
+        rank = self._rank
+        return (group[rank] or group[0] for group in self._groups_from(start))
+
+    def everyone(self, start: int) -> Iterator[list[int]]:
+        """All ranks' indices in turn, from step `start` on, without stand-ins."""
+        return (part for group in self._groups_from(start) for part in group if part)
+
+    def _groups_from(self, start: int) -> Iterator[list[list[int]]]:
         for step in itertools.count():
             if not self._reach(step):
                 if self._error is not None:
                     raise self._error
                 return
-            indices = self._waiting.popleft()
+            group = self._waiting.popleft()
             if step >= start:
-                yield indices
+                yield group
             else:
                 del self._sizes[step]
 
     def counts(self, step: int) -> tuple[int, int]:
         """Real samples of this rank, and of all ranks, at a step; the one before is forgotten."""
+        sizes = self.sizes(step)
+        return sizes[self._rank], sum(sizes) * self._copies
+
+    def sizes(self, step: int) -> list[int]:
+        """Each rank's real samples at a step; the one before is forgotten."""
         self._sizes.pop(step - 1, None)
         return self._sizes[step]
 
@@ -138,7 +163,8 @@ class LazyPlan:
     def total(self, step: int, steps: int) -> int:
         """Real samples of all ranks in so many steps from this one on, or as many as there are."""
         self._reach(step + steps - 1)
-        return sum(self._sizes[at][1] for at in range(step, min(step + steps, self._pulled)))
+        steps_known = range(step, min(step + steps, self._pulled))
+        return sum(sum(self._sizes[at]) for at in steps_known) * self._copies
 
 
 def by_batch(batches: Callable[[], Iterable[Sequence[int]]], ranks: int) -> Iterator[list[list[int]]]:

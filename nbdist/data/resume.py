@@ -35,6 +35,8 @@ def state_of(inside: Inside) -> dict[str, Any]:
     }
     if "stream" in source.kind:
         state["num_workers"] = inside.original.num_workers
+    if source.kind.startswith("sharded"):
+        state["ranks"] = inside.options.ranks
     if source.sharded:
         state["sampler_epoch"] = getattr(source, "distributed").epoch  # noqa: B009
     return state
@@ -52,6 +54,12 @@ def load(inside: Inside, state: dict[str, Any]) -> None:
     if state["kind"] != source.kind:
         theirs, ours = (_KINDS.get(kind, kind) for kind in (state["kind"], source.kind))
         raise ValueError(f"this state is of a loader over {theirs}; this one is over {ours}. Load it into its own kind")
+    if state.get("ranks", inside.options.ranks) != inside.options.ranks and state["delivered"]:
+        raise ValueError(
+            f"this state is of a dataset that came split over {state['ranks']} ranks, and here are "
+            f"{inside.options.ranks}: which samples were delivered cannot be known. Resume on {state['ranks']} ranks, "
+            "or from a state of an epoch's start"
+        )
     rows = _rows(inside)
     if state["rows"] != rows and None not in (state["rows"], rows):
         what = "batches" if source.kind == "batches" else "samples"

@@ -23,11 +23,12 @@ class IndexStream:
         self._sampler, self._source, self._single = sampler, source, single
         self.plan: FlatPlan | LazyPlan | None = None
         self.start = 0
+        self.everyone = False  # rank 0 fetches for all ranks
 
     def __iter__(self) -> Iterator[Any]:
         # The plan is taken now and not at the first item: two iterators of one loader may run side by side.
         plan = self.plan if self.plan is not None else self._source.plan(0)
-        batches = plan.batches(self.start)
+        batches = (plan.everyone if self.everyone else plan.batches)(self.start)
         return (batch[0] for batch in batches) if self._single else batches
 
     def __len__(self) -> int:

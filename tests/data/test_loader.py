@@ -238,13 +238,6 @@ def test_streams_of_different_shapes_and_lengths() -> None:
     assert (delivered(first), delivered(second)) == ([(0, 1, 2), (2, 1, 1)], [(1, 1, 2), (2, 0, 1)])
 
 
-def test_a_stream_that_is_split_by_rank_is_refused() -> None:
-    dataset = Split(3)
-    dataset._distributed = object()  # type: ignore[attr-defined]
-    with pytest.raises(NotImplementedError, match="unsplit"):
-        on_ranks(lambda: DataLoader(dataset), 2)
-
-
 class Numbers(Dataset):
     def __len__(self) -> int:
         return 10
