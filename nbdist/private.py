@@ -153,6 +153,15 @@ INTERFACES: tuple[Interface, ...] = (
         "tests/kernel/test_private_gone.py::test_without_pin_memory",
     ),
     Interface(
+        "datasets",
+        "_ex_iterable",
+        "nbdist/data/stream_state.py",
+        "whether a stream holds samples back (a shuffle buffer); if not, it resumes by its own state",
+        "it is read up to where it was",
+        self_tests.pipeline_of_datasets,
+        "tests/data/test_datasets.py::test_without_the_pipeline_of_a_stream_it_is_read",
+    ),
+    Interface(
         "torch",
         "_parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks "
         "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks "

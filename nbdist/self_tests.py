@@ -161,6 +161,18 @@ def loader_attributes() -> None:
     assert vars(DataLoader(Stream()))["_IterableDataset_len_called"] is None
 
 
+def pipeline_of_datasets() -> None:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError:  # it need not be there
+        return
+    from nbdist.data.stream_state import is_exact
+
+    stream = datasets.Dataset.from_dict({"id": [1, 2]}).to_iterable_dataset()
+    assert is_exact(stream._ex_iterable)
+    assert not is_exact(stream.shuffle(seed=1, buffer_size=2).map(len)._ex_iterable)
+
+
 def compiled() -> None:
     import torch
     from torch._dynamo.eval_frame import OptimizedModule

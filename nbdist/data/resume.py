@@ -37,6 +37,9 @@ def state_of(inside: Inside) -> dict[str, Any]:
         state["num_workers"] = inside.original.num_workers
     if source.kind.startswith("sharded"):
         state["ranks"] = inside.options.ranks
+    own = getattr(source, "own_state", None)
+    if own is not None and position.delivered:
+        state["stream"] = own.now()
     if source.sharded:
         state["sampler_epoch"] = getattr(source, "distributed").epoch  # noqa: B009
     return state
@@ -67,7 +70,11 @@ def load(inside: Inside, state: dict[str, Any]) -> None:
             f"this state is of a loader over {state['rows']} {what}; this one has {rows}, and their order would be "
             "another one. Load it into a loader over the same dataset"
         )
-    inside.position.resume(state["epoch"], _delivered(inside, state))
+    delivered = _delivered(inside, state)
+    inside.position.resume(state["epoch"], delivered)
+    own = getattr(source, "own_state", None)
+    if own is not None and delivered and "stream" in state:
+        own.load(state["epoch"], delivered, state["stream"])
     inside.position.seed = state["seed"]
     if source.sharded and "sampler_epoch" in state:
         getattr(source, "distributed").set_epoch(state["sampler_epoch"])  # noqa: B009

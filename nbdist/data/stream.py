@@ -17,6 +17,7 @@ from nbdist.data import randomness
 from nbdist.data.cursor import Cursor
 from nbdist.data.options import Options
 from nbdist.data.plan import parted
+from nbdist.data.stream_state import StreamState
 
 
 class StreamSource:
@@ -36,6 +37,8 @@ class StreamSource:
         self.batch = options.each(loader.batch_size)
         batched = loader.batch_size is not None
         self.stream = ShardedIterable(loader.dataset, self.batch, options.rank, options.ranks, loader.drop_last)
+        # Of one stream that all ranks read; what differs by rank is not in a loader's state.
+        self.own_state = StreamState.of(loader) if not options.shared_by else None
         if loader.persistent_workers:
             self.stream.share()
         self.attributes: dict[str, Any] = {
@@ -61,10 +64,15 @@ class StreamSource:
             self._loader.dataset.set_epoch(epoch)
         # Each worker gives its batches in turn until it ends, so of `start` batches it has given at least this many.
         self.stream.passed_over = start // max(self._loader.num_workers, 1)
+        skip, hold = start, None
+        if self.own_state is not None:
+            hold = self.own_state.hold
+            if self.own_state.begin(epoch, start):
+                skip = self.stream.passed_over = 0
         inner = begin(randomness.mixed(self._seed(), epoch))  # workers draw the same on all ranks: it is one stream
-        batches = _streamed(inner, self.batch, self._options.ranks, cursor, start)
+        batches = _streamed(inner, self.batch, self._options.ranks, cursor, start, skip)
         if self._options.accumulates():
-            return known_last(batches, cursor)
+            return known_last(batches, cursor, hold)
         return (batch for batch, _, _, _ in batches)
 
 
@@ -127,9 +135,11 @@ class ShardedIterable(IterableDataset):
         return getattr(self._dataset, name)
 
 
-def _streamed(inner: Iterator[Any], size: int, ranks: int, cursor: Cursor, start: int) -> Iterator[tuple[Any, ...]]:
+def _streamed(
+    inner: Iterator[Any], size: int, ranks: int, cursor: Cursor, start: int, skip: int
+) -> Iterator[tuple[Any, ...]]:
     """Sets the cursor to each batch, and gives what `known_last` needs to set it again: (batch, local, total, step)."""
-    for _ in range(start):
+    for _ in range(skip):
         next(inner, None)
     for step, batch in enumerate(inner, start):
         cursor.step = step
@@ -141,12 +151,18 @@ def _streamed(inner: Iterator[Any], size: int, ranks: int, cursor: Cursor, start
         yield batch, cursor.local, cursor.total, step
 
 
-def known_last(batches: Iterator[tuple[Any, ...]], cursor: Cursor) -> Iterator[Any]:
-    """One batch of look-ahead: the last one is known as such. An error waits until the batch before is delivered."""
+def known_last(
+    batches: Iterator[tuple[Any, ...]], cursor: Cursor, hold: Callable[[], None] | None = None
+) -> Iterator[Any]:
+    """One batch of look-ahead: the last one is known as such. An error waits until the batch before is delivered.
+    `hold` is called before each look ahead.
+    """
     held: tuple[Any, ...] | None = next(batches, None)
     while held is not None:
         error = following = None
         try:
+            if hold is not None:
+                hold()
             following = next(batches, None)
         except Exception as raised:
             error = raised
