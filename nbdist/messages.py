@@ -44,6 +44,7 @@ def pack(value: Any) -> bytes:
             return pickle.dumps(Unsendable(f"{type(error).__name__}: {error}"))
 
 
+_GONE = ("Connection closed", "Connection reset", "Broken pipe", "Socket closed")  # what gloo says of a peer
 _MESSAGE = 512  # bytes of the one message that suffices for most exchanges; longer values take a second one
 
 
@@ -92,7 +93,15 @@ def _all_bytes(mine: bytearray, world_size: int, device: Any) -> list[bytes]:
 
     own = torch.frombuffer(mine, dtype=torch.uint8).to(device)
     everyone = torch.empty(world_size * len(mine), dtype=torch.uint8, device=device)
-    all_gather(everyone, own)
+    try:
+        all_gather(everyone, own)
+    except RuntimeError as error:
+        if any(text in str(error) for text in _GONE):
+            raise RuntimeError(
+                "another rank has ended, or failed and left, while this one waited for it; what it says itself is the "
+                f"cause ({str(error).splitlines()[0]})"
+            ) from None
+        raise
     raw = everyone.cpu().numpy().tobytes()
     return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from typing import Any, NamedTuple
 
+import datasets
 import numpy
 import pandas
 import pytest
@@ -21,24 +22,6 @@ from tests.ranks import run_ranks
 class Pair(NamedTuple):
     left: Any
     right: Any
-
-
-class Columns:
-    """As a Hugging Face dataset: columns, a length, and select()."""
-
-    column_names = ("row",)
-
-    def __init__(self, rows: list[int]) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> int:
-        return self.rows[row]
-
-    def select(self, rows: list[int]) -> Columns:
-        return Columns([self.rows[row] for row in rows])
 
 
 def part(inputs: Any, rank: int = 1, ranks: int = 2, pad: bool = False) -> Any:
@@ -84,7 +67,8 @@ def test_each_keeps_its_type() -> None:
     users = part(UserDict(a=[1, 2]))
     assert isinstance(users, UserDict) and users["a"] == [2]
     assert part(pandas.DataFrame({"a": [1, 2, 3]}), pad=True)["a"].tolist() == [3, 3]
-    assert part(Columns([5, 6, 7]), pad=True).rows == [7, 7]
+    table = part(datasets.Dataset.from_dict({"row": [5, 6, 7]}), pad=True)
+    assert isinstance(table, datasets.Dataset) and table["row"][:] == [7, 7]
     rows = part(TensorDataset(torch.arange(3)))
     assert len(rows) == 1 and rows[0][0].item() == 2
     assert part(range(3), pad=True) == [2, 2]
