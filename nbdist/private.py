@@ -292,15 +292,6 @@ INTERFACES: tuple[Interface, ...] = (
         "tests/kernel/test_private_gone.py::test_without_the_shape_of_cloudpickles_classes",
     ),
     Interface(
-        "cloudpickle",
-        "_DYNAMIC_CLASS_TRACKER_BY_ID _make_skeleton_class _make_skeleton_enum _class_setstate",
-        "nbdist/shipping/alone.py",
-        "an exception of a class of the notebook's is read without that class being written anew",
-        "the class gets its attributes again, as cloudpickle does it",
-        self_tests.classes_met_before,
-        "tests/kernel/test_private_gone.py::test_without_cloudpickles_makers_of_classes",
-    ),
-    Interface(
         "torch",
         "_tensor_str",
         "magics/settings.py magics/rank_settings.py",

@@ -250,12 +250,6 @@ def class_of_cloudpickle() -> None:
     assert again.__slots__ == ("_private",)
 
 
-def classes_met_before() -> None:
-    inside: Any = importlib.import_module("cloudpickle.cloudpickle")
-    assert all(callable(getattr(inside, name)) for name in ("_make_skeleton_class", "_make_skeleton_enum"))
-    assert callable(inside._class_setstate) and hasattr(inside._DYNAMIC_CLASS_TRACKER_BY_ID, "keys")
-
-
 def _packed(value: Any) -> bytes:
     import cloudpickle
 

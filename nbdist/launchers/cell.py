@@ -37,6 +37,7 @@ class CellRun:
         self.received: dict[int, str | None] = {}
         self.missing: dict[Any, str] = {}  # what ranks need more than the shipment has
         self.done: dict[int, Message] = {}
+        self.raised: dict[int, list[Parcel]] = {}  # the exceptions of the ranks that failed
         self.marks: dict[int, int] = {}
         self.died_at: dict[int, float] = {}
         self.answers: dict[int, dict[int, Any]] = {}
@@ -48,6 +49,7 @@ class CellRun:
         self.presses = 0  # of the stop button
         self.stoppable = True
         self.accepted = False
+        self.over = False
 
     def renumber(self) -> None:
         """What ranks say of it from here on has another number than what they said before."""
@@ -104,10 +106,24 @@ class CellRun:
             self.missing.update(message["missing"])
         elif kind == "done" and message["cell"] == self.number:
             self.done[rank] = message
+            self._take_raised(rank, message)
         elif "query" in message.fields:
             self.answers.setdefault(message["query"], {})[rank] = message["answer"]
         elif kind == "trouble":
             self.screen.notice(f"a fault of nbdist itself on rank {rank}, please report it:\n{message['whole']}")
+
+    def _take_raised(self, rank: int, message: Message) -> None:
+        for head, count in reversed(message["raised"]):
+            files = [message.files.pop() for _ in range(count)][::-1]
+            self.raised.setdefault(rank, []).insert(0, Parcel(head, files))
+        if self.over:
+            self._close_raised()
+
+    def _close_raised(self) -> None:
+        for parcels in self.raised.values():
+            for parcel in parcels:
+                parcel.close()
+        self.raised.clear()
 
     def pump(self, until: Callable[[], bool], limit: float | None) -> bool:
         """Handle what the ranks say until the condition holds (True) or the time is up (False)."""
@@ -245,7 +261,10 @@ class CellRun:
         notes = [*shipment.notes, *(self.arrival.notes if self.arrival is not None else ())]
         error = trouble
         if error is None and failure is not None and not interrupted:
-            error = failures.raisable(failure, self.request.files)
+            first = self.raised.pop(failure.first["rank"], []) if failure.first is not None else []
+            error = failures.raisable(failure, self.request.files, pool.home.raised(first) if first else None)
+        self.over = True
+        self._close_raised()
         if ended and self.arrival is not None and error is not None:
             error.add_note("what rank 0 had made until then is in the notebook")
         return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted)

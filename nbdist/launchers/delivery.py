@@ -100,6 +100,7 @@ def _nothing_said() -> Message:
         "done",
         {
             "failure": None,
+            "raised": [],
             "asked": False,
             "repaired": False,
             "ran": None,

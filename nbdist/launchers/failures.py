@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.launchers.errors import RankExited, RankLost
-from nbdist.shipping import alone
+from nbdist.shipping.raised import Raised
 from nbdist.shipping.wire import ENDED, ENDED_AT, FAULT_AT, PLACE
 
 # What a rank raises when another one's sockets close under it. Asked only when a rank has died: its peers are then
@@ -113,8 +113,10 @@ def choose(
     if not causes:
         causes = sorted(told, key=lambda one: one["time"])[:1]
     first = causes[0]
-    same = [one["rank"] for one in causes[1:] if _short(one) == _short(first)]
-    also = [(one["rank"], _short(one)) for one in causes[1:] if one["rank"] not in same]
+    equal = [one for one in causes if _short(one) == _short(first)]
+    first = min(equal, key=lambda one: one["rank"])  # what the lead rank raised is about the notebook's own objects
+    same = [one["rank"] for one in equal if one is not first]
+    also = [(one["rank"], _short(one)) for one in causes if one not in equal]
     named = {first["rank"], *same, *(rank for rank, _ in also)}
     return Failure(first, died, same, also, [one["rank"] for one in told if one["rank"] not in named])
 
@@ -173,28 +175,33 @@ def _of_fault(text: str, cell_files: Collection[str]) -> tuple[str, int | None]:
     return "\n".join(kept[: last or None]).strip(), line
 
 
-def rebuild(told: dict[str, Any]) -> BaseException:
-    """The rank's exception as an object of its own class, or, when that does not travel, of a class with the same
-    name and nearest builtin base.
+def rebuild(told: dict[str, Any], raised: Raised | None = None) -> BaseException:
+    """The rank's exception as it came, or, when it could not, one of a class with the same name and nearest builtin
+    base, which says so.
     """
     if told["type"] == "SystemExit" and told["module"] == "builtins":
         code = told["args"][0] if told["args"] else "None"
         return RankExited(f"rank {told['rank']} exited with code {0 if code == 'None' else code} (SystemExit)")
-    if told["pickled"]:
+    if raised is None:
+        return stand_in(told)
+    error = raised.error
+    if error is not None and type(error).__qualname__ == told["type"]:
+        if raised.left_out:
+            error.add_note(f"left on rank {told['rank']}: {', '.join(raised.left_out)}")
         try:
-            again = alone.loads(told["pickled"])
-            str(again)
-            if isinstance(again, BaseException):
-                return again
-        except BaseException:
-            pass
-    return stand_in(told)
+            str(error)
+            return error
+        except Exception:  # who shows it asks for its text
+            return stand_in(told, type(error))
+    error = stand_in(told)
+    error.add_note(f"this {told['type']} has the text alone, and is of another class than the rank's: {raised.reason}")
+    return error
 
 
-def stand_in(told: dict[str, Any]) -> BaseException:
-    """An exception that `except ValueError` catches and that prints as the rank's did."""
-    base: type[BaseException] = Exception
-    for name in told["bases"]:
+def stand_in(told: dict[str, Any], of: type[BaseException] | None = None) -> BaseException:
+    """An exception that `except ValueError` catches and that prints as the rank's did; `of`: of this class."""
+    base: type[BaseException] = of or Exception
+    for name in told["bases"] if of is None else ():
         candidate = getattr(builtins, name, None)
         if (
             isinstance(candidate, type)
@@ -256,10 +263,12 @@ def _raised_at(file: str, line: int, function: str, first: int) -> ValueError:
 
 
 def with_causes(error: BaseException, told: dict[str, Any]) -> BaseException:
-    """Hang the causes and contexts back on: pickle drops them."""
+    """Give causes and contexts their tracebacks; what stands for those that did not come is hung on."""
     link = error
     for kind, description in told["chain"]:
-        following = rebuild({**description, "rank": told["rank"]})
+        following = link.__cause__ if kind == "cause" else link.__context__
+        if following is None:
+            following = rebuild({**description, "rank": told["rank"]})
         following.__traceback__ = traceback_of(description["frames"])
         if kind == "cause":
             link.__cause__ = following
@@ -269,14 +278,14 @@ def with_causes(error: BaseException, told: dict[str, Any]) -> BaseException:
     return error
 
 
-def raisable(failure: Failure, cell_files: Collection[str] = ()) -> BaseException:
+def raisable(failure: Failure, cell_files: Collection[str] = (), raised: Raised | None = None) -> BaseException:
     """The exception that ends the cell here, with the traceback of the rank that failed first and a note on the
-    others.
+    others; `raised` is what came of it.
     """
     if failure.first is None:
         error: BaseException = lost(failure, cell_files)
     else:
-        error = with_causes(rebuild(failure.first), failure.first)
+        error = with_causes(rebuild(failure.first, raised), failure.first)
         error.__traceback__ = traceback_of(failure.first["frames"])
         for note in failure.first["notes"]:
             if note not in getattr(error, "__notes__", ()):

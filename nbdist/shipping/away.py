@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterable, Mapping
+from types import FunctionType
 from typing import Any
 
 from nbdist.shipping.bindings import Bindings
@@ -18,6 +19,7 @@ from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import BIND, EXTRA, Encoder
 from nbdist.shipping.peeking import peek
 from nbdist.shipping.provisional import Provisional
+from nbdist.shipping.raised import pack_raised
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, decode
 from nbdist.shipping.versions import RankModules
@@ -312,6 +314,28 @@ class Away:
             attributes: to be read one after the other.
         """
         return peek(self._encoder, self._table, self._look, self.rank, name, attributes, limit)
+
+    def raised(self, error: BaseException, *, lead: bool, limit: int = _LIMIT) -> list[Parcel]:
+        """The exception that ended the run, for `Home.raised`; after `give`. More than one parcel: the second is for a
+        notebook that does not know what the run has made.
+
+        Args:
+            lead: what this rank has made and changed is the notebook's; of another rank only functions and classes are.
+        """
+        tokens, objects = self._table.tokens, self._table.objects
+
+        def known(key: int) -> Token:
+            token = tokens.get(key)
+            return token if token is not None and (lead or isinstance(objects[token], type | FunctionType)) else None
+
+        def before(key: int) -> Token:
+            token = known(key)
+            return None if isinstance(token, tuple) and token[0] == self._cell else token
+
+        parcels = [pack_raised(self._encoder, self._table, error, known, limit)]
+        if known(id(type(error))) != before(id(type(error))):
+            parcels.append(pack_raised(self._encoder, self._table, error, before, limit))
+        return parcels
 
     def _look(self, key: str, name: str) -> Any:
         value = self._pins.get(key, MISSING)

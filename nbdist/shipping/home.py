@@ -21,6 +21,7 @@ from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import Encoder, Packed
+from nbdist.shipping.raised import Raised, unpack_raised
 from nbdist.shipping.ranks import Ranks
 from nbdist.shipping.sending import Sending
 from nbdist.shipping.shipment import Arrival, Plan, Shipment
@@ -263,6 +264,22 @@ class Home:
                 "reason": f"it cannot be rebuilt here ({reason_of(received.failed[0][2])})",
             }
         return self._handles.make(facts["label"], facts)
+
+    def raised(self, parcels: list[Parcel]) -> Raised:
+        """The exception that `Away.raised` packed, of the first parcel that can be read here; after `accept`. All of
+        them are closed.
+        """
+        found = Raised(reason="nothing of it came")
+        for parcel in parcels:
+            if found.error is not None:
+                parcel.close()
+                continue
+            files, parcel.files = parcel.files, []
+            try:
+                found = unpack_raised(pickle.loads(parcel.head), files, self._table, self)
+            except Exception as error:
+                found = Raised(reason=reason_of(error))
+        return found
 
     # -- forgetting
 

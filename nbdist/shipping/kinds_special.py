@@ -195,6 +195,8 @@ class ExceptionKind(Kind):
 
     def state(self, value: Any) -> dict[str, Any]:
         found = attributes_of(value)
+        for name in OF_THE_PROCESS:
+            found.pop(name, None)
         for name in ("__cause__", "__context__", "__suppress_context__"):
             found[name] = getattr(value, name)
         return found
@@ -222,17 +224,35 @@ class ExceptionKind(Kind):
         return (*made, state, None, None, fill_exception)
 
 
+# How IPython is told to show it: a function of the shell's.
+OF_THE_PROCESS = ("_render_traceback_",)
+
+
 def make_exception(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    value = cls.__new__(cls, *arguments)
     interpreters: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    try:
+        value = cls.__new__(cls, *arguments)
+    except TypeError:  # a `__new__` of the class's own, which takes something else
+        value = interpreters.__new__(cls, *arguments)
     interpreters.__init__(value, *arguments)
     return value
+
+
+def put_attribute(value: BaseException, name: str, content: Any) -> None:
+    """Set an attribute, also where the class does not let it be set (a frozen dataclass)."""
+    try:
+        setattr(value, name, content)
+    except Exception:
+        try:
+            object.__setattr__(value, name, content)
+        except Exception:  # behind a property
+            vars(value)[name] = content
 
 
 def fill_exception(value: BaseException, state: dict[str, Any]) -> None:
     suppress = state.get("__suppress_context__", False)
     for name, content in state.items():
-        setattr(value, name, content)
+        put_attribute(value, name, content)
     value.__suppress_context__ = suppress  # to set a cause sets it too
 
 

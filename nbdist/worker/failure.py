@@ -1,4 +1,4 @@
-"""An exception on a rank, as data that the notebook can raise again: its type, text, frames, causes and notes."""
+"""An exception on a rank, as data: its type, text, frames, causes and notes. The object itself travels beside it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
-
-from nbdist.shipping import alone
 
 _DEEPEST_CHAIN = 10
 # What stands between a call and a function that has no Python lines of its own.
@@ -20,21 +18,6 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception as second:
         return f"<its __str__ raised {type(second).__name__}: {second}>"
-
-
-def _travels(error: BaseException) -> bytes | None:
-    """The exception pickled, if it also comes back: many classes dump and then fail to load."""
-    import cloudpickle
-
-    try:
-        data = cloudpickle.dumps(error)
-        again = alone.loads(data)
-        same_type = type(again) is type(error) or type(again).__qualname__ == type(error).__qualname__
-        if same_type and str(again) == str(error):  # a class that makes its text from its arguments would make it again
-            return data
-    except BaseException:
-        pass
-    return None
 
 
 def _one(error: BaseException, is_cell_file: Callable[[str], bool]) -> dict[str, Any]:
@@ -50,7 +33,6 @@ def _one(error: BaseException, is_cell_file: Callable[[str], bool]) -> dict[str,
         "bases": [base.__name__ for base in kind.__mro__],
         "text": _text(error),
         "args": [repr(argument)[:200] for argument in error.args] if isinstance(error.args, tuple) else [],
-        "pickled": _travels(error),
         "frames": [frame for frame in frames[start or 0 :] if frame[0] not in _OURS],
         "notes": [str(note) for note in getattr(error, "__notes__", ())],
     }

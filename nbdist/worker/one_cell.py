@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbdist import state
-from nbdist.shipping import NeedsMore
+from nbdist.shipping import NeedsMore, Parcel
 from nbdist.shipping.link import Message
 from nbdist.worker import failure, keyboard
 
@@ -37,10 +38,12 @@ def run_cell(rank: Rank, message: Message) -> None:
         rank.away.begin((), (), lead=False)
         _done(rank, cell, None, rank.away.give(lead=False, ran=False))
         return
-    value, told = _run(rank, cell, extra, [trouble] if trouble else [])
+    value, ended, told = _run(rank, cell, extra, [trouble] if trouble else [])
     parcel = _give(rank, cell, value)
+    raised = _raised(rank, cell, ended) if ended is not None else []
+    del ended
     rank.runner.finish(value)
-    _done(rank, cell, told, parcel)
+    _done(rank, cell, told, parcel, raised)
 
 
 def _receive(rank: Rank, message: Message) -> tuple[bool, Any]:
@@ -75,7 +78,8 @@ def _give_up(rank: Rank, cell: dict[str, Any], error: BaseException) -> None:
     told = failure.describe(error, rank.number, rank.interrupts.asked, rank.interrupts.is_cell_file)
     rank.away.begin((), (), lead=lead)
     # A rank that says it did not run gets everything anew.
-    _done(rank, cell, told, _give_nothing(rank, lead, ran=False))
+    parcel = _give_nothing(rank, lead, ran=False)
+    _done(rank, cell, told, parcel, _raised(rank, cell, error))
 
 
 def _wait_for_verdict(rank: Rank, cell: dict[str, Any]) -> bool:
@@ -85,7 +89,10 @@ def _wait_for_verdict(rank: Rank, cell: dict[str, Any]) -> bool:
             return verdict.kind == "go"
 
 
-def _run(rank: Rank, cell: dict[str, Any], extra: Any, troubles: list[str]) -> tuple[Any, dict[str, Any] | None]:
+def _run(
+    rank: Rank, cell: dict[str, Any], extra: Any, troubles: list[str]
+) -> tuple[Any, BaseException | None, dict[str, Any] | None]:
+    """What it returned, or what it raised and that in words."""
     rank.default_group.reopen()
     rank.output.install()
     keyboard.take_away()
@@ -99,6 +106,7 @@ def _run(rank: Rank, cell: dict[str, Any], extra: Any, troubles: list[str]) -> t
         again=cell.get("pull", ()),
     )
     value, told = None, None
+    raised: BaseException | None = None
     rank.black_box.begin()
     try:
         try:
@@ -108,15 +116,16 @@ def _run(rank: Rank, cell: dict[str, Any], extra: Any, troubles: list[str]) -> t
             rank.interrupts.end()
     except BaseException as error:
         rank.interrupts.end()
+        raised = error
         told = failure.describe(error, rank.number, rank.interrupts.asked, rank.interrupts.is_cell_file)
         rank.postmortem.keep(error)
         if not rank.agreed:
             rank.repair()
     rank.black_box.end(cell["cell"])
-    return value, told
+    return value, raised, told
 
 
-def _give(rank: Rank, cell: dict[str, Any], value: Any) -> Any:
+def _give(rank: Rank, cell: dict[str, Any], value: Any) -> Parcel:
     """What goes back; user code may run here (`__reduce__`), so it can be stopped, and may not end the rank."""
     lead = rank.number == cell["lead"]
     only, hide = cell["only"], rank.runner.injected
@@ -135,21 +144,36 @@ def _give(rank: Rank, cell: dict[str, Any], value: Any) -> Any:
         return _give_nothing(rank, lead, ran=True)
 
 
-def _give_nothing(rank: Rank, lead: bool, ran: bool) -> Any:
+def _give_nothing(rank: Rank, lead: bool, ran: bool) -> Parcel:
     if not lead:
         return rank.away.give(lead=False, ran=ran, looks=False)
     return rank.away.give(lead=True, only=frozenset(), hide=rank.runner.injected)
 
 
-def _done(rank: Rank, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Any) -> None:
+def _raised(rank: Rank, cell: dict[str, Any], error: BaseException) -> list[Parcel]:
+    """What ended the run, packed; the user's code may run here too."""
+    try:
+        try:
+            rank.interrupts.running = rank.interrupts.packing = True
+            return rank.away.raised(error, lead=rank.number == cell["lead"], limit=cell["limit"])
+        finally:
+            rank.interrupts.pause()
+    except BaseException:  # the notebook has it in words
+        return []
+
+
+def _done(
+    rank: Rank, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Parcel, raised: Sequence[Parcel] = ()
+) -> None:
     rank.output.finish(cell["mark"])
     try:
         rank.link.send(
             "done",
             parcel.head,
-            parcel.files,
+            [*parcel.files, *(file for one in raised for file in one.files)],
             cell=cell["cell"],
             failure=told,
+            raised=[(one.head, len(one.files)) for one in raised],
             asked=rank.interrupts.asked,
             repaired=rank.repaired,
             ran=cell["runs"],
@@ -159,4 +183,5 @@ def _done(rank: Rank, cell: dict[str, Any], told: dict[str, Any] | None, parcel:
             status=rank.groups.status() if told or rank.interrupts.asked else None,
         )
     finally:
-        parcel.close()
+        for one in (parcel, *raised):
+            one.close()

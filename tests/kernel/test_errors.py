@@ -358,3 +358,39 @@ method, carried = Carried.bump, Carried('a')
     assert nb.value("Carried.bump is method")
     nb.ranks("carried.bump()\nours = Carried.bump is method")
     assert nb.value("(bumped, ours)") == (True, True)
+
+
+CLASSES = """
+import nbdist, sys, threading
+class Coded(Exception):
+    def __init__(self, message, code): super().__init__(message); self.code = code
+class Keyed(ValueError):
+    def __init__(self, *, code):
+        super().__init__(f'code {code}'); self.code = code; self.lock = threading.Lock(); self.more = [1]
+held = {'a': 1}
+def chained():
+    try: raise Keyed(code=3)
+    except Keyed as error: raise Coded('outer', 4) from error
+"""
+
+
+def test_except_catches_the_notebooks_own_class(nb: Notebook) -> None:
+    nb.ok(CLASSES)
+    nb.fails("error = Coded('boom', 9); error.held = held\nraise error")
+    assert nb.value("(type(sys.last_value) is Coded, sys.last_value.code, sys.last_value.args)") == (True, 9, ("boom",))
+    assert nb.value("(sys.last_value.held is held, sys.last_value is error)") == (True, True)
+    assert nb.ranks("print(error.code, error.held is held)").stdout == "9 True\n"  # shown here, it travels on
+    shown = nb.fails("if rank == 1: raise Keyed(code=8)")
+    assert "left on rank 1: .lock (a lock)" in shown.traceback
+    assert nb.value("(type(sys.last_value) is Keyed, sys.last_value.code, sys.last_value.more)") == (True, 8, [1])
+    nb.fails("class InCell(Exception):\n    def __init__(self, *, c): self.c = c\nif rank == 1: raise InCell(c=5)")
+    assert nb.value("(type(sys.last_value) is InCell, sys.last_value.c)") == (True, 5)
+
+
+@pytest.mark.parametrize("call", ["nbdist.launch(chained, ranks=2)", "nbdist.notebook_launcher(chained, (), 2)"])
+def test_except_catches_what_a_launched_function_raised(nb: Notebook, call: str) -> None:
+    nb.ok(CLASSES)
+    nb.ok(
+        f"try: {call}\nexcept Coded as error: caught = error.code, type(error.__cause__) is Keyed, error.__cause__.code"
+    )
+    assert nb.value("caught") == (4, True, 3)

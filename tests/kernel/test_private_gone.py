@@ -229,23 +229,6 @@ def test_without_counting_by_nvml() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
 
 
-def test_without_cloudpickles_makers_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cloudpickle
-
-    from nbdist.shipping import alone
-
-    class Told(Exception):
-        def here(self) -> int:
-            return 1
-
-    Told.__module__ = "__main__"
-    mine, data = Told.here, cloudpickle.dumps(Told("text"))
-    assert str(alone.loads(data)) == "text" and Told.here is mine
-    monkeypatch.setattr(alone, "_MAKE", {})
-    again = alone.loads(data)
-    assert (str(again), again.here()) == ("text", 1) and Told.here is not mine
-
-
 def test_without_the_class_of_parametrized_modules(fresh: Notebook) -> None:
     gone = (
         "from nbdist.shipping import classify, kinds_object\n"

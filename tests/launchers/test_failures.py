@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import traceback
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from nbdist.launchers import failures
 from nbdist.launchers.errors import RankExited, RankLost
+from nbdist.shipping import Away, Home
 from nbdist.worker.failure import describe
 
 
@@ -19,6 +21,12 @@ def told(error: BaseException, rank: int = 0, time: float = 1.0, ours: bool = Fa
         raise error
     except BaseException as raised:
         return {**describe(raised, rank, ours, lambda name: name == __file__), "time": time}
+
+
+def came_back(error: BaseException) -> BaseException:
+    """As from a rank: in words, and itself."""
+    away, home = Away({}, 0), Home({}, 1)
+    return failures.rebuild(told(error), home.raised(away.raised(error, lead=True)))
 
 
 BOX = {"line": 4, "file": "cell", "age": 0.1, "fault": ""}
@@ -102,23 +110,54 @@ class Loud(LookupError):
     ids=lambda error: type(error).__name__,
 )
 def test_type_and_text_survive(error: BaseException) -> None:
-    again = failures.rebuild(told(error))
+    again = came_back(error)
     assert type(again).__name__ == type(error).__name__
     nearest = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
     assert isinstance(again, nearest)
-    try:
-        text = str(error)
-    except ZeroDivisionError:
-        text = "<its __str__ raised ZeroDivisionError: >"
-    assert str(again) == text
+    if isinstance(error, Loud):
+        assert str(again) == "<its __str__ raised ZeroDivisionError: >" and isinstance(again, Loud)
+    else:
+        assert str(again) == str(error)
 
 
 def test_an_attribute_that_does_not_pickle_leaves_type_and_text() -> None:
     error = ValueError("bad value")
-    error.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
-    again = failures.rebuild(told(error))
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    again = came_back(error)
     with pytest.raises(ValueError, match="bad value"):
         raise again
+    assert again.__notes__ == ["left on rank 0: .lock (a lock)"]
+
+
+def test_an_exception_is_what_it_was() -> None:
+    cause, error = Keyword(code=4), Custom(1, 2)
+    error.__cause__, error.place = cause, [3]  # type: ignore[attr-defined]
+    error.add_note("look here")
+    again: Any = came_back(error)
+    assert type(again) is Custom and (again.args, again.b, again.place) == (("1",), 2, [3])
+    assert type(again.__cause__) is Keyword and again.__notes__ == ["look here"]
+
+
+def test_members_of_a_group_lose_only_what_cannot_travel() -> None:
+    inner = Custom(1, 2)
+    inner.lock = threading.Lock()  # type: ignore[attr-defined]
+    again: Any = came_back(ExceptionGroup("many", [inner, ExceptionGroup("more", [Keyword(code=5)])]))
+    assert (type(again.exceptions[0]), again.exceptions[0].b) == (Custom, 2)
+    assert str(again.exceptions[1].exceptions[0]) == "code 5"
+
+
+def test_an_argument_that_cannot_travel_is_told_in_words() -> None:
+    again = came_back(Custom.__mro__[1](threading.Lock(), 3))
+    assert again.args[1] == 3 and "lock" in again.args[0]
+
+
+def test_what_only_looks_like_it_says_so() -> None:
+    class Held(ValueError):
+        lock = threading.Lock()
+
+    again = came_back(Held("text"))
+    assert isinstance(again, ValueError) and str(again) == "text" and type(again) is not Held
+    assert "this test_what_only_looks_like_it_says_so.<locals>.Held has the text alone" in again.__notes__[0]
 
 
 def test_system_exit_never_ends_the_notebook() -> None:
