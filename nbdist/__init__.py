@@ -62,7 +62,7 @@ _HOME_OF = {
     "skip_first_batches": "nbdist.data.resume",
     "synchronize_rng_states": "nbdist.rng",
 }
-__all__ = sorted(_HOME_OF)  # type: ignore[misc]  # noqa: PLE0605
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

@@ -172,8 +172,7 @@ def _refuse_batch_size(function: Callable[..., Any], name: str, args: tuple[Any,
     try:
         inspect.signature(function).bind_partial(None, *args)
     except TypeError:
-        told = ", ".join(map(repr, args[1:]))
+        given, right = ", ".join(map(repr, args)), ", ".join(map(repr, args[1:]))
         raise TypeError(
-            f"{name} was called with {len(args)} arguments, but the decorator gives the batch size, its first: "
-            f"call it without, {name}({told})"
+            f"{name}({given}): the decorator gives the batch size, which is the first argument. Call {name}({right})"
         ) from None

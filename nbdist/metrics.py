@@ -68,4 +68,9 @@ def _real(end: collectives.Leaf, rows: int, size: int | None) -> Any:
 
 
 def _times(is_mean: bool, rows: int) -> int:
+    if is_mean and rows > 1:
+        state.note_once(
+            "gather_for_metrics takes a single float for the mean of its batch: it comes once for each row, so that "
+            "averaging what is gathered is right. For a sum, use reduce(value, 'sum')"
+        )
     return rows if is_mean else min(rows, 1)

@@ -30,7 +30,7 @@ def profiler(options: ProfileKwargs) -> Any:
         activities = [known[name.lower()] for name in options.activities]
     return profile(
         activities=activities,
-        schedule=None if options.schedule_option is None else schedule(**options.schedule_option),  # type: ignore[arg-type]
+        schedule=None if options.schedule_option is None else schedule(**options.schedule_option),
         on_trace_ready=options.on_trace_ready,
         record_shapes=options.record_shapes,
         profile_memory=options.profile_memory,

@@ -17,14 +17,12 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
 from nbdist import messages, sockets, state
 
 _LONGEST = 1800.0  # seconds that a rank waits for the others, as long as a collective does
-_LOOK = timedelta(seconds=1)  # between two looks whether this rank was interrupted
 
 
 class Pool(Protocol):
@@ -140,18 +138,14 @@ class Meeting:
         self._store.set(self._at(what, self.rank), json.dumps(value))
 
     def _get(self, what: str, rank: int) -> Any:
-        key, deadline = self._at(what, rank), time.monotonic() + _LONGEST
-        _until(lambda: self._here(key), deadline, f"{self._what}: rank {rank} has not come for {_LONGEST:.0f} s")
+        # Looked for again and again: while the store's own `wait` runs, this rank could not be interrupted.
+        key, start = self._at(what, rank), time.monotonic()
+        while not self._store.check([key]):
+            waited = time.monotonic() - start
+            if waited > _LONGEST:
+                raise RuntimeError(f"{self._what}: rank {rank} has not come for {_LONGEST:.0f} s")
+            time.sleep(min(0.001 + waited / 20, 0.1))
         return json.loads(self._store.get(key))
-
-    def _here(self, key: str) -> bool:
-        import torch.distributed as dist
-
-        try:
-            self._store.wait([key], _LOOK)
-        except dist.DistStoreError:
-            return False
-        return True
 
 
 _ended: list[Any] = []  # groups
@@ -171,9 +165,3 @@ def _main_store() -> tuple[Any, tuple[str, int]]:
     place = listening.getsockname()
     fd = listening.detach()
     return dist.TCPStore(*place, None, True, wait_for_workers=False, master_listen_fd=fd), place
-
-
-def _until(here: Callable[[], bool], deadline: float, otherwise: str) -> None:
-    while not here():
-        if time.monotonic() > deadline:
-            raise RuntimeError(otherwise)

@@ -29,7 +29,7 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         return
     if safe_serialization:
         data = _as_safetensors(obj)
-        _write(f, lambda file: file.write(data))  # type: ignore[arg-type]
+        _write(f, lambda file: file.write(data))
     else:
         _write(f, lambda file: torch.save(obj, file))
 

@@ -56,7 +56,7 @@ _HOMES = {
     "nbdist.strategies.unwrapping": "extract_model_from_parallel",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-__all__ = sorted(_HOME_OF)  # type: ignore[misc]  # noqa: PLE0605
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
