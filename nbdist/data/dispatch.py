@@ -19,7 +19,7 @@ from nbdist import messages
 from nbdist.data import parcel, randomness
 from nbdist.data.cursor import Cursor
 from nbdist.data.options import Options
-from nbdist.data.plan import parted
+from nbdist.data.plan import known_length, parted
 from nbdist.data.source import Source
 
 _BATCH, _LAST, _END, _FAILED = range(4)
@@ -74,8 +74,9 @@ class DispatchedStream:
             "collate_fn": StepCollate(loader.collate_fn, batched, options.ranks),
         }
 
-    def rows(self) -> int:
-        return len(self._loader.dataset)  # type: ignore[arg-type]
+    def length(self) -> int | None:
+        """Samples an epoch; None when the dataset has no length."""
+        return known_length(self._loader.dataset)
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None

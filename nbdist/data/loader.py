@@ -6,7 +6,7 @@ names only: a copy made from constructor arguments could not know a subclass's o
 it.
 
 The seed rule. The order of an epoch is a function of (seed, epoch) and of nothing else: not of the number of ranks or
-workers, nor of what has drawn random numbers before. The seed is that of the loader's own generator, else
+workers, nor of what has drawn random numbers before. The seed is that of the loader's own generator (rank 0's), else
 `DataLoaderConfiguration.data_seed`, else that of `set_seed`, else 0; a state that was loaded brings its own. A worker
 of a map-style loader draws (augmentation) from a function of (seed, epoch, rank, its number), so that each rank
 augments differently, and each run alike; behind a resumed point it draws anew. Workers of a stream draw alike on all
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from nbdist import state
+from nbdist import messages, state
 from nbdist.data import randomness, resume
 from nbdist.data.cursor import Cursor, Position
 from nbdist.data.dispatch import DispatchedRows, DispatchedStream
@@ -129,8 +129,8 @@ class Feed(Protocol):
     def stride(self) -> int:
         """How much of an epoch a full step of all ranks takes."""
 
-    def rows(self) -> int:
-        """How much an epoch has; TypeError when that is not known."""
+    def length(self) -> int | None:
+        """How much an epoch has; None when that is not known."""
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Any) -> Iterator[Any]:
         """The batches of an epoch from `start` on; `begin(seed)` starts the loader's own iterator."""
@@ -144,19 +144,44 @@ class Inside:
         self.cursor = Cursor(self.position)
         # iterations that were begun and whose data were not asked for yet: (epoch, start, cursor)
         self.pending: list[tuple[int, int, Cursor]] = []
-        self.given = randomness.generator_of(
-            loader_sampler(original), original.batch_sampler, getattr(original.batch_sampler, "sampler", None), original
-        )
+        batches = original.batch_sampler
+        self.given = randomness.generator_of(original.sampler, batches, getattr(batches, "sampler", None), original)
+        self._own = self._agreed = self.given.initial_seed() if self.given is not None else None
         self.source: Feed = _feed(original, options, self.seed)
+        if options.ranks > 1:
+            self._agree()
         self.skipped: resume.Skipped | None = None
         self.replaced = {"_nb", "_iterator", *self.source.attributes}  # what is not the user's; for streams torch's too
         self.replaced.add("_IterableDataset_len_called")
+
+    def _agree(self) -> None:
+        """All ranks prepare a loader alike: see that they do, before they wait for each other in the middle of an
+        epoch.
+
+        Raises:
+            ValueError: their loaders are not of one kind, or their datasets not of one length; on all ranks.
+        """
+        told = messages.agree("prepare a loader", (self._own, self.source.kind, self.source.length()))
+        self._agreed = told[0][0]  # ranks that seeded their generators differently would each shuffle in another order
+        kinds, lengths = [kind for _, kind, _ in told], [length for _, _, length in told]
+        if len(set(kinds)) > 1:
+            listed = ", ".join(f"rank {rank} has {resume.KINDS[kind]}" for rank, kind in enumerate(kinds))
+            raise ValueError(f"the ranks prepare loaders of several kinds: {listed}. Prepare the same one on all ranks")
+        if isinstance(self.source, OwnData):
+            self.source.told(lengths)
+        elif not self.options.dispatch and len(set(lengths)) > 1:
+            listed = ", ".join(f"rank {rank} has {length}" for rank, length in enumerate(lengths))
+            raise ValueError(
+                f"the ranks' datasets differ in length: {listed}. A dataset that is to be split must be the same on "
+                "all ranks; for one that is split already, tell: prepare_data_loader(loader, already_sharded=True)"
+            )
 
     def seed(self) -> int:
         if self.position.seed is not None:
             return self.position.seed
         if self.given is not None:
-            return self.given.initial_seed()
+            seed = self.given.initial_seed()
+            return self._agreed if seed == self._own and self._agreed is not None else seed
         return state.data_seed() if self.options.data_seed is None else self.options.data_seed
 
     def begin(self) -> tuple[int, int]:
@@ -166,11 +191,6 @@ class Inside:
             if begun is not None:
                 return begun
         return self.position.begin()
-
-
-def loader_sampler(loader: DataLoader) -> Any:
-    batches = loader.batch_sampler
-    return loader.sampler if batches is None or type(batches) is not BatchSampler else batches.sampler
 
 
 def _feed(loader: DataLoader, options: Options, seed: Callable[[], int]) -> Feed:
@@ -241,6 +261,8 @@ def prepare_loader(
         position, loader = old.position, old.original
     user = type(loader)
     bases = (Prepared, Counted) if user is DataLoader else (Prepared, user, Counted)
+    if _goes_alone(user):
+        bases = (Prepared, Counted, user)
     prepared: Any = object.__new__(type(user.__name__, bases, {"__module__": user.__module__, "__doc__": user.__doc__}))
     own = vars(prepared)
     own.update(vars(loader))
@@ -256,6 +278,17 @@ def prepare_loader(
             stacklevel=3,
         )
     return prepared
+
+
+def _goes_alone(user: type) -> bool:
+    """Whether the class has an `__iter__` that calls no other (torchdata's StatefulDataLoader): what it gives is then
+    counted as it comes, a batch for each of the sampler's.
+    """
+    for one in user.__mro__[: user.__mro__.index(DataLoader)]:
+        code = getattr(vars(one).get("__iter__"), "__code__", None)
+        if code is not None:
+            return "__iter__" not in code.co_names
+    return False
 
 
 def user_loader(prepared: Any) -> DataLoader:

@@ -16,6 +16,14 @@ from typing import Any
 from nbdist.data.randomness import Sandbox
 
 
+def known_length(value: Any) -> int | None:
+    """`len`, or None where there is none."""
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def shares(rows: int, ranks: int) -> list[int]:
     """`rows` split as evenly as it goes, low ranks first: 5 over 3 ranks is [2, 2, 1]."""
     base, extra = divmod(rows, ranks)

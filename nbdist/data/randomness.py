@@ -20,6 +20,8 @@ def mixed(seed: int, *parts: int) -> int:
 def generator_of(*samplers: Any) -> torch.Generator | None:
     """The generator that the user has given to one of these samplers, if any."""
     for sampler in samplers:
+        if type(sampler).__name__ == "RandomSampler" and type(sampler).__module__.startswith("torchdata."):
+            continue  # it makes one of its own, with another seed on each rank
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             return generator

@@ -13,7 +13,7 @@ from nbdist.data.cursor import Position
 if TYPE_CHECKING:
     from nbdist.data.loader import Inside
 
-_KINDS = {
+KINDS = {
     "samples": "a dataset with indices",
     "batches": "a batch sampler of the user's own",
     "stream": "a stream",
@@ -55,7 +55,7 @@ def load(inside: Inside, state: dict[str, Any]) -> None:
             f"{', '.join(map(str, state)) or 'nothing'}). Load what state_dict() of a prepared loader returned"
         )
     if state["kind"] != source.kind:
-        theirs, ours = (_KINDS.get(kind, kind) for kind in (state["kind"], source.kind))
+        theirs, ours = (KINDS.get(kind, kind) for kind in (state["kind"], source.kind))
         raise ValueError(f"this state is of a loader over {theirs}; this one is over {ours}. Load it into its own kind")
     if state.get("ranks", inside.options.ranks) != inside.options.ranks and state["delivered"]:
         raise ValueError(
@@ -93,8 +93,8 @@ def _delivered(inside: Inside, state: dict[str, Any]) -> int:
         )
     done = state["delivered"] * theirs
     if state["delivered"] and theirs != ours:
-        rows = inside.source.rows() if state["rows"] is not None else done
-        if done >= rows:  # the last step, which may be short
+        rows = _rows(inside)
+        if rows is not None and done >= rows:  # the last step, which may be short
             return -(-rows // ours)
         if done % ours:
             raise ValueError(
@@ -106,10 +106,8 @@ def _delivered(inside: Inside, state: dict[str, Any]) -> int:
 
 
 def _rows(inside: Inside) -> int | None:
-    try:
-        return inside.source.rows()
-    except (TypeError, NotImplementedError):
-        return None
+    """The length of an epoch; a dataset of one rank only has none that all ranks know."""
+    return None if inside.source.kind.startswith("sharded") else inside.source.length()
 
 
 class Skipped:

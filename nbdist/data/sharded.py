@@ -68,20 +68,22 @@ class OwnData:
         self.attributes: dict[str, Any] = self._inner.attributes
         self._rows: list[int] | None = None  # of each rank, where all of them have a length
         if feed is Source:
-            try:
-                mine = self._inner.rows() if self._inner.own_batches is None else None
-            except TypeError:
-                mine = None
-            told = messages.exchange(mine)
-            self._rows = None if None in told else told
             self._inner.steps = self._steps
 
     @property
     def stride(self) -> int:
         return self._inner.stride
 
-    def rows(self) -> int:
-        raise TypeError("each rank has its own")
+    def length(self) -> int | None:
+        """This rank's samples an epoch; None when that is not known, or tells not how many steps there are."""
+        if isinstance(self._inner, StreamSource) or self._inner.own_batches is not None:
+            return None
+        return self._inner.length()
+
+    def told(self, lengths: list[int | None]) -> None:
+        """What `length` is on each rank."""
+        known = [length for length in lengths if length is not None]
+        self._rows = known if len(known) == len(lengths) else None
 
     def _steps(self) -> int:
         if self._rows is None:

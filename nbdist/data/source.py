@@ -13,7 +13,13 @@ from nbdist.data import randomness
 from nbdist.data.cursor import Cursor
 from nbdist.data.move import CopyAhead
 from nbdist.data.options import Options
-from nbdist.data.plan import FlatPlan, LazyPlan, by_batch, by_part, by_sample
+from nbdist.data.plan import FlatPlan, LazyPlan, by_batch, by_part, by_sample, known_length
+
+
+def is_usual(batches: Any) -> bool:
+    """Whether a batch sampler just cuts its sampler's order: torch's own, or its twin in torchdata."""
+    kind = type(batches)
+    return kind is BatchSampler or (kind.__name__ == "BatchSampler" and kind.__module__.startswith("torchdata."))
 
 
 class IndexStream:
@@ -52,8 +58,9 @@ class Source:
     def __init__(self, loader: DataLoader, options: Options, seed: Callable[[], int]) -> None:
         self._loader, self._options, self._seed = loader, options, seed
         batches = loader.batch_sampler
-        self.own_batches = batches if batches is not None and type(batches) is not BatchSampler else None
-        if type(batches) is BatchSampler:
+        usual = is_usual(batches)
+        self.own_batches = batches if batches is not None and not usual else None
+        if usual:
             self.sampler, size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
         else:
             self.sampler, size, self.drop_last = loader.sampler, None, False
@@ -129,9 +136,9 @@ class Source:
         rows, whole = len(self.sampler), self.batch * self.ranks
         return rows // whole if self.drop_last else -(-rows // whole)
 
-    def rows(self) -> int:
-        """Samples an epoch, or batches of a user's own batch sampler; TypeError when it has no length."""
-        return len(self.own_batches) if self.own_batches is not None else len(self.sampler)
+    def length(self) -> int | None:
+        """Samples an epoch, or batches of a user's own batch sampler; None when it has no length."""
+        return known_length(self.own_batches if self.own_batches is not None else self.sampler)
 
 
 def _planned(inner: Iterator[Any], plan: FlatPlan | LazyPlan, cursor: Cursor, start: int) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from nbdist.data import randomness
 from nbdist.data.cursor import Cursor
 from nbdist.data.options import Options
-from nbdist.data.plan import parted
+from nbdist.data.plan import known_length, parted
 from nbdist.data.stream_state import StreamState
 
 
@@ -54,9 +54,9 @@ class StreamSource:
         """Samples of all ranks in a full step."""
         return self.batch * self._options.ranks
 
-    def rows(self) -> int:
-        """Samples an epoch; TypeError when the dataset has no length."""
-        return len(self._loader.dataset)  # type: ignore[arg-type]
+    def length(self) -> int | None:
+        """Samples an epoch; None when the dataset has no length."""
+        return known_length(self._loader.dataset)
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         """The batches of an epoch from `start` on; `begin` starts the loader's own iterator, with a seed."""
