@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nbdist.config.detect import TAKES_GPUS, parse_gpus
 from nbdist.config.gpus import CHOOSES
+from nbdist.kwargs import PRECISION_VARIABLE, PrecisionType
 from nbdist.magics.output import MODES
 
+PRECISIONS = tuple(kind.value for kind in PrecisionType if kind is not PrecisionType.FP8)  # which comes later
 TAKES = {
     "-n": "a number of ranks",
     "--gpus": TAKES_GPUS,
@@ -19,6 +22,7 @@ TAKES = {
     "--return": "the names that may come back, like model,losses",
     "--no-return": "nothing: no name comes back",
     "--output": f"one of {', '.join(MODES)}",
+    "--mixed-precision": f"one of {', '.join(PRECISIONS)}",
     "--fresh": "nothing: new ranks are started",
     "--timeout": "seconds after which the cell is stopped",
     "--env": "a variable for this cell, like NAME=VALUE; may be given again",
@@ -112,6 +116,14 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
+def _one_of(name: str, value: str, known: Sequence[str]) -> str:
+    if value in known:
+        return value
+    close = difflib.get_close_matches(value, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise OptionError(f"%%distributed {name} {value}: takes {TAKES[name]}{hint}")
+
+
 def _set(options: Options, name: str, value: str) -> None:
     if name == "-n":
         options.n = _number(name, value)
@@ -134,11 +146,9 @@ def _set(options: Options, name: str, value: str) -> None:
     elif name == "--no-return":
         options.only = frozenset()
     elif name == "--output":
-        if value not in MODES:
-            close = difflib.get_close_matches(value, MODES, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise OptionError(f"%%distributed --output {value}: takes {TAKES[name]}{hint}")
-        options.output = value
+        options.output = _one_of(name, value, MODES)
+    elif name == "--mixed-precision":
+        options.env[PRECISION_VARIABLE] = _one_of(name, value.lower(), PRECISIONS)
     elif name == "--fresh":
         options.fresh = True
     elif name == "--timeout":

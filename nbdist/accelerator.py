@@ -24,7 +24,9 @@ from nbdist.kwargs import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     ProjectConfiguration,
+    TorchDynamoPlugin,
 )
+from nbdist.models import Models
 from nbdist.nested import inside, replaced
 from nbdist.processes import PartialState
 from nbdist.scheduler import PreparedScheduler, is_scheduler
@@ -35,7 +37,7 @@ from nbdist.strategies.optimizer import PreparedOptimizer
 from nbdist.weighing import Weights
 
 
-class Accelerator(Step, Helpers):
+class Accelerator(Models, Step, Helpers):
     """The front object of a training loop.
 
     Args:
@@ -46,6 +48,12 @@ class Accelerator(Step, Helpers):
         rng_types: no effect: the order of prepared loaders is a function of (seed, epoch).
         project_dir: the project's folder; for logs too, unless `project_config` names another.
         project_config: a `ProjectConfiguration`.
+        mixed_precision: in what prepared models compute: "no", "bf16" or "fp16". Default: the environment variable
+            ACCELERATE_MIXED_PRECISION (`%%distributed --mixed-precision`, `notebook_launcher`), else "no".
+        output_dtype: what prepared models give under mixed precision: "float32" (default), or "keep" what they have.
+        dynamo_backend: compile prepared models with this backend of torch.compile. Default: the environment variable
+            ACCELERATE_DYNAMO_BACKEND, else "no".
+        dynamo_plugin: the same with more options, a `TorchDynamoPlugin`.
         kwargs_handlers: options for what lies underneath, at most one of each class of `nbdist.kwargs` that ends in
             Kwargs.
         strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
@@ -56,7 +64,8 @@ class Accelerator(Step, Helpers):
 
     Raises:
         TypeError: an argument that nobody knows, or one without its name. NotImplementedError: one of Accelerate's that
-            is not available yet.
+            is not available yet. ValueError: a value that an argument does not take. RuntimeError: the device lacks
+            the precision.
     """
 
     def __init__(
@@ -69,6 +78,10 @@ class Accelerator(Step, Helpers):
         rng_types: list[Any] | None = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
+        mixed_precision: str | None = None,
+        output_dtype: str = "float32",
+        dynamo_backend: str | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
         kwargs_handlers: list[Any] | None = None,
         strategy: str | None = None,
         gradient_accumulation_steps: int = 1,
@@ -86,11 +99,13 @@ class Accelerator(Step, Helpers):
         self.device_placement = device_placement
         self._loading = arguments.loading(dataloader_config, split_batches)
         self._process = state.current(cpu)
+        self._compute(mixed_precision, output_dtype, dynamo_backend, dynamo_plugin)
         self._strategy = _strategy(strategy, self._process, handlers)
         self._live: list[Cursor | None] = [None]  # running iterators of prepared loaders, the newest last
         options = arguments.accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         weights = Weights(self._strategy.data_parallel_size, self._process.device)
         self._windows = Accumulation(self._strategy, weights, self._live, **options)
+        self._scale()
         self._step_scheduler_with_optimizer = step_scheduler_with_optimizer
         # What optimizers and schedulers were prepared to, by the identity of the user's own, which it keeps alive.
         self._prepared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -139,24 +154,6 @@ class Accelerator(Step, Helpers):
                 done[id(item)] = self.prepare_data_loader(item, device_placement=placed)
             elif is_scheduler(item):
                 done[id(item)] = self.prepare_scheduler(item)
-
-    def prepare_model(
-        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
-    ) -> torch.nn.Module:
-        """The model on this rank's device, wrapped by the strategy.
-
-        Args:
-            model: it is changed in nothing but its device; `unwrap_model` gives this very object back.
-            device_placement: whether it is brought to the device. Default: as the Accelerator was told.
-            evaluation_mode: leave it unwrapped: nothing will be trained.
-        """
-        if self.device_placement if device_placement is None else device_placement:
-            model.to(self.device)
-        if evaluation_mode:
-            return model
-        wrapped = self._strategy.wrap(model)
-        self._windows.models[id(model)] = wrapped
-        return wrapped
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
@@ -234,24 +231,6 @@ class Accelerator(Step, Helpers):
         """The same loader for one pass without its first batches: see `nbdist.skip_first_batches`."""
         return skip_first_batches(dataloader, num_batches)
 
-    def unwrap_model(
-        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
-    ) -> Any:
-        """The user's own model object.
-
-        Args:
-            model: what `prepare` returned, or torch.compile of it, or a bare model (which comes back as it is).
-            keep_fp32_wrapper: no effect: forward is never replaced.
-            keep_torch_compile: False also takes off a torch.compile that the user had put on before.
-        """
-        inner = self._strategy.unwrap(model)
-        if inner is model and (compiled := _compiled(model)) is not None:
-            deeper = self._strategy.unwrap(compiled)
-            inner = deeper if deeper is not compiled else model
-        while not keep_torch_compile and (compiled := _compiled(inner)) is not None:
-            inner = compiled
-        return inner
-
     def __getattr__(self, name: str) -> Any:
         if name in arguments.LATER_MEMBERS:
             raise AttributeError(
@@ -277,14 +256,7 @@ def _strategy(name: str | None, process: state.Process, handlers: arguments.Hand
     options: dict[str, Any] = {}
     if (name or strategies.choose(process)[0]) == "ddp":  # one process: there is nothing that they could change
         options = arguments.given(handlers.get(DistributedDataParallelKwargs))
-        for later in ("comm_hook", "comm_wrapper", "comm_state_option"):
-            options.pop(later, None)
     return strategies.create(name, process, **options)
-
-
-def _compiled(model: Any) -> Any:
-    """What torch.compile has wrapped; None when it has not."""
-    return getattr(model, "_orig_mod", None)
 
 
 register_exporter(PreparedOptimizer, unwrap=lambda prepared: prepared.optimizer)

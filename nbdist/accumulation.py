@@ -125,6 +125,12 @@ class Accumulation:
             self.newest.settle()
         return True
 
+    def holds_gradients(self) -> bool:
+        """Whether an unfinished window has gradients from before the micro-batch that runs now."""
+        return any(
+            window.parts > (window is self.inside) and not window.is_over() for window in list(self._windows.values())
+        )
+
     def note(self, why: str) -> None:
         """Say once that gradients were dropped."""
         if not self._noted:
@@ -232,6 +238,11 @@ class Window:
             self.holds = True
             if of.switches:
                 self._set_sync(True)  # a backward outside is complete by itself
+
+    @property
+    def parts(self) -> int:
+        """How many micro-batches are in it."""
+        return self._count and self._parts
 
     # ------------------------------------------------------------------ whose it is, and where it ends
     def is_over(self) -> bool:

@@ -14,33 +14,27 @@ H = TypeVar("H")
 
 # Accelerate's arguments that a later version brings, with the values that mean what happens now.
 _LATER: dict[str, tuple[Any, ...]] = {
-    "mixed_precision": (None, "no"),
     "deepspeed_plugin": (None,),
     "deepspeed_plugins": (None,),
     "fsdp_plugin": (None,),
     "megatron_lm_plugin": (None,),
     "log_with": (None,),
-    "dynamo_backend": (None, "no"),
-    "dynamo_plugin": (None,),
     "parallelism_config": (None,),
 }
 
 # The public names of Accelerate's Accelerator that a later version brings.
 LATER_MEMBERS = frozenset(
     {
-        "autocast",
         "get_state_dict",
         "get_tracker",
         "init_trackers",
         "load_state",
         "log",
-        "mixed_precision",
         "register_for_checkpointing",
         "register_load_state_pre_hook",
         "register_save_state_pre_hook",
         "save_model",
         "save_state",
-        "unscale_gradients",
     }
 )
 
@@ -162,18 +156,12 @@ def refuse_later(later: dict[str, Any]) -> None:
         if name not in _LATER:
             known = (
                 "device_placement, split_batches, cpu, dataloader_config, rng_types, project_dir, project_config, "
-                "kwargs_handlers, strategy, gradient_accumulation_steps, gradient_accumulation_plugin, "
-                "step_scheduler_with_optimizer"
+                "mixed_precision, output_dtype, dynamo_backend, dynamo_plugin, kwargs_handlers, strategy, "
+                "gradient_accumulation_steps, gradient_accumulation_plugin, step_scheduler_with_optimizer"
             )
             raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
         if not any(value is harmless or value == harmless for harmless in _LATER[name]):
             raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")
-    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()  # a launcher's, as Accelerate sets it
-    if asked not in ("", "no") and later.get("mixed_precision") is None:
-        raise NotImplementedError(
-            f"mixed precision {asked!r} (the launcher's; ACCELERATE_MIXED_PRECISION) is not available in this version "
-            "of nbdist yet. Accelerator(mixed_precision='no') trains in full precision"
-        )
 
 
 def project(

@@ -31,6 +31,10 @@ class PrecisionType(StrEnum):
     BF16 = "bf16"
 
 
+# Where launchers say the precision; an Accelerator that is not told another takes it from there.
+PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+
+
 class DynamoBackend(StrEnum):
     """Backends of torch.compile by Accelerate's names; `NO` compiles nothing."""
 

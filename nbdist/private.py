@@ -115,11 +115,38 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
+        "_orthogonalize",
+        "nbdist/strategies/compression.py",
+        "a communication hook that cannot work in this torch is refused before it is used",
+        "it fails in the first iteration that it compresses",
+        self_tests.orthogonalizing,
+        "",
+    ),
+    Interface(
+        "torch",
+        "_found_inf_per_device",
+        "nbdist/scaling.py",
+        "whether gradients of fp16 have overflowed is asked of the scaler, which knows it",
+        "the gradients are looked at once more",
+        self_tests.overflows,
+        "tests/test_scaling.py::test_without_the_scalers_own_word_the_gradients_are_looked_at",
+    ),
+    Interface(
+        "torch",
+        "_pre_forward _post_forward",
+        "nbdist/strategies/replica.py",
+        "methods of a module other than forward go the way of DDP's forward: buffers are made equal before",
+        "they are called as they are: gradients are averaged, buffers are not made equal",
+        self_tests.way_of_forward,
+        "tests/kernel/test_private_gone.py::test_without_the_halves_of_ddps_forward",
+    ),
+    Interface(
+        "torch",
         "_get_ddp_logging_data _remove_autograd_hooks _build_params_for_reducer _ddp_init_helper "
         "_build_debug_param_to_name_mapping _has_rebuilt_buckets _static_graph_delay_allreduce_enqueued "
         "_set_static_graph _set_mixed_precision_param_dtype _fp_param _comm_hooks _register_comm_hook "
         "_register_builtin_comm_hook",
-        "nbdist/strategies/ddp.py",
+        "nbdist/strategies/repair.py nbdist/strategies/ddp.py",
         "a DDP wrapper whose forward or backward was interrupted gets a new reducer, and trains on",
         "it is said that the wrapper must be made again",
         self_tests.repairing,
@@ -212,8 +239,8 @@ INTERFACES: tuple[Interface, ...] = (
     Interface(
         "torch",
         "_dynamo _orig_mod _compiled_call_impl",
-        "nbdist/shipping/exporters.py nbdist/shipping/kinds_object.py nbdist/accelerator.py nbdist/strategies/ddp.py "
-        "nbdist/strategies/unwrapping.py magics/session.py",
+        "nbdist/shipping/exporters.py nbdist/shipping/kinds_object.py nbdist/strategies/ddp.py "
+        "nbdist/strategies/replica.py nbdist/strategies/unwrapping.py nbdist/compiling.py magics/session.py",
         "a compiled module comes back as the module; what was compiled stays",
         "it is a module like any other, with one inside",
         self_tests.compiled,

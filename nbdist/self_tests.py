@@ -65,17 +65,47 @@ def default_group() -> None:
 
 
 def arming() -> None:
-    from nbdist.strategies import ddp
+    from nbdist.strategies import ddp, repair
 
-    assert ddp._can(ddp._ARMING)
+    assert repair.can(ddp._ARMING)
+
+
+def orthogonalizing() -> None:
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    powerSGD_hook._orthogonalize(torch.ones(1, 2, 1))  # a stack of one; of one without a stack nothing is said
+
+
+def overflows() -> None:
+    import torch
+
+    scaler, weight = torch.amp.GradScaler("cpu"), torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight])
+    scaler.scale(weight.sum()).backward()
+    weight.grad.fill_(float("inf"))  # type: ignore[union-attr]
+    scaler.unscale_(optimizer)
+    assert [one.item() for one in scaler._found_inf_per_device(optimizer).values()] == [1.0]
+
+
+def way_of_forward() -> None:
+    import inspect
+
+    from torch.nn.parallel import DistributedDataParallel
+
+    from nbdist.strategies import replica
+
+    assert replica._can_go()
+    source = inspect.getsource(DistributedDataParallel.forward)
+    assert "self._pre_forward(" in source and "self._post_forward(output)" in source
 
 
 def repairing() -> None:
     from torch.distributed import Logger, Reducer
 
-    from nbdist.strategies import ddp
+    from nbdist.strategies import repair
 
-    assert ddp._can(ddp._REPAIRING)
+    assert repair.can_repair()
     assert all(hasattr(Reducer, name) for name in ("_set_static_graph", "_set_mixed_precision_param_dtype"))
     assert hasattr(Logger, "_set_static_graph")
 

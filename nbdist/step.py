@@ -70,6 +70,7 @@ class Step:
             factor, late = window.weigh(weight)
         if windows.scaler is not None:
             factor = windows.scaler.seed(factor)
+            loss = loss.float() if loss.dtype in _HALF else loss  # the scale alone is more than float16 holds
         if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
             seed = factor.to(loss.dtype).expand(_one_element(loss))
         else:
@@ -101,10 +102,7 @@ class Step:
         """Whether the gradients are those of a whole window; then they are what they are in fp32."""
         if not self._windows.ready():
             return False
-        if self._windows.scaler is not None:
-            for one in list(self._prepared.values()):
-                if isinstance(one, PreparedOptimizer):
-                    self._windows.scaler.unscale(one.optimizer)
+        self.unscale_gradients()
         return True
 
     @property
@@ -145,10 +143,28 @@ class Step:
             window = self._windows.inside
             self._strategy.set_sync(model, window is None or window.boundary or not self._windows.switches)
 
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Under fp16: gradients without the factor of loss scaling, to look at or to change before the step; clipping
+        does it by itself. Nothing in the middle of an accumulation window, and in other precisions.
+
+        Args:
+            optimizer: one, or a list of them. Default: all prepared ones.
+        """
+        scaler = self._windows.scaler
+        if scaler is None or not self._windows.ready():
+            return
+        if optimizer is None:
+            optimizer = [one for one in list(self._prepared.values()) if isinstance(one, PreparedOptimizer)]
+        for one in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+            scaler.unscale(one.optimizer if isinstance(one, PreparedOptimizer) else one)
+
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether a prepared optimizer left its last step out, because gradients had overflowed (fp16)."""
         return any(getattr(one, "step_was_skipped", False) for one in list(self._prepared.values()))
+
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 def _one_element(loss: torch.Tensor) -> torch.Size:

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# room -> rooms it may import; `utils` is a face; `registry`, `messages`, `system` and `cgroups` are leaves beside it.
+# room -> rooms it may import; `utils` is a face; `registry`, `messages`, `kwargs`, `system` and `cgroups` are leaves
+# beside it.
 MAY = {
     "config": {"cgroups", "system"},
     "system": set(),
@@ -49,15 +50,29 @@ MAY = {
     "regroup": {"messages", "sockets", "state"},
     "batch_size": {"messages", "regroup", "state"},
     "local_sgd": {"accelerator", "collectives"},
-    "precision": {"state", "config"},
+    "precision": {"state", "config", "kwargs"},
+    "views": {"precision", "shipping"},
+    "scaling": {"kwargs"},
+    "compiling": {"kwargs", "views", "precision"},
     "data": {"state", "config", "collectives", "messages", "shipping"},
     "checkpoint": {"state", "config", "collectives"},
     "tracking": {"state", "config"},
-    "strategies": {"state", "config", "precision", "collectives", "bigmodel", "shipping", "registry", "messages"},
+    "strategies": {
+        "state",
+        "config",
+        "precision",
+        "views",
+        "kwargs",
+        "collectives",
+        "bigmodel",
+        "shipping",
+        "registry",
+        "messages",
+    },
     "bigmodel": {"config", "state"},
     "worker": {"shipping", "state", "config", "system", "sockets"},
     "launchers": {"shipping", "config", "registry", "system", "cgroups"},
-    "magics": {"shipping", "config", "launchers", "worker", "state", "system"},
+    "magics": {"shipping", "config", "kwargs", "launchers", "worker", "state", "system"},
     "widgets": {"shipping", "config", "launchers", "state"},
 }
 GUESTS = "nbdist/worker/guests/"  # loaded by name: they may know the strategies

@@ -1,18 +1,24 @@
 """What a strategy is: the few things that depend on how a model is spread over the ranks.
 
 The gradient rule every strategy keeps: the loss of each rank enters with the factor that the Accelerator gives as
-    `seed`, and after
-`backward` each gradient is the *mean over the data-parallel ranks* of those contributions, equal wherever it is seen.
+`seed`, and after `backward` each gradient is the *mean over the data-parallel ranks* of those contributions, equal
+wherever it is seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
 
 from nbdist.state import DistributedType, Process
+
+Through = Callable[[torch.nn.Module], torch.nn.Module]
+
+
+def as_it_is(model: torch.nn.Module) -> torch.nn.Module:
+    return model
 
 
 class Strategy:
@@ -60,9 +66,14 @@ class Strategy:
     def distributed_type(self) -> DistributedType:
         return DistributedType.NO
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """What the user calls instead of `model`, whose own object stays inside."""
-        return model
+    def wrap(self, model: torch.nn.Module, through: Through = as_it_is) -> torch.nn.Module:
+        """What the user calls instead of `model`, whose own object stays inside.
+
+        Args:
+            model: the user's, or what was wrapped before, also by the user.
+            through: gives for the user's module the one that is to be called in its place: the same, or a view of it.
+        """
+        return through(model)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The user's own object back, from what `wrap` returned."""

@@ -1,15 +1,15 @@
 """Replicas: the whole model on every rank, gradients averaged by torch's DistributedDataParallel.
 
-Four things are added to DDP. Its reducer is *armed* at each backward and not by forward alone, so that several
+Five things are added to DDP. What the user's module has besides forward is there on the wrapper too
+(strategies/replica.py). Its reducer is *armed* at each backward and not by forward alone, so that several
 backward calls after one forward, and a forward that went through the bare module, are averaged too instead of
-silently staying each rank's own. A loss that leaves parameters out is an error at once. `repair` makes a wrapper
-good again after an interrupt. And a model that was edited between cells, by freezing a part or by adding one, is
-averaged as it is now.
+silently staying each rank's own. A loss that leaves parameters out is an error at once. A wrapper is made good again
+after an interrupt (strategies/repair.py). And a model that was edited between cells, by freezing a part or by adding
+one, is averaged as it is now.
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -20,16 +20,14 @@ import torch.distributed as dist
 import torch.distributed.utils as dist_utils
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist import messages
-from nbdist.shipping.exporters import register_exporter
-from nbdist.state import DistributedType, Process, interrupt_hooks
-from nbdist.strategies.base import Strategy
+from nbdist import messages, views
+from nbdist.state import DistributedType, Process
+from nbdist.strategies import compression, replica
+from nbdist.strategies.base import Strategy, Through, as_it_is
+from nbdist.strategies.repair import can, can_repair, forget, reduced, repair, track, trainable, wrappers
 
-_wrapped: WeakSet[Any] = WeakSet()  # every DistributedDataParallel known here; repaired after an interrupt
 # Those that a strategy made or took over, oldest first, with the options they were made with (None: not made here).
 _known: WeakKeyDictionary[Any, dict[str, Any] | None] = WeakKeyDictionary()
-# What was to be trained when the wrapper's reducer was made, by identity: the reducer keeps it alive.
-_reduced: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 
 
 class DDP(Strategy):
@@ -37,7 +35,11 @@ class DDP(Strategy):
 
     Args:
         process: the facts about this process.
-        **options: what DistributedDataParallel takes besides the module (find_unused_parameters, bucket_cap_mb ...).
+        **options: what DistributedDataParallel takes besides the module (find_unused_parameters, bucket_cap_mb ...),
+            and comm_hook, comm_wrapper and comm_state_option (strategies/compression.py).
+
+    Raises:
+        ValueError: communication hooks that do not go together.
     """
 
     name: ClassVar[str] = "ddp"
@@ -46,6 +48,7 @@ class DDP(Strategy):
 
     def __init__(self, process: Process, **options: Any) -> None:
         super().__init__(process)
+        self._hook = compression.checked(options)
         self._options = options
         self._models: list[weakref.ref[Any]] = []
         self._local: WeakSet[Any] = WeakSet()  # those that share no gradients now
@@ -76,7 +79,7 @@ class DDP(Strategy):
             return DistributedType.NO
         return DistributedType.MULTI_GPU if self.process.device.type == "cuda" else DistributedType.MULTI_CPU
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, through: Through = as_it_is) -> torch.nn.Module:
         """The model inside DDP, equal to rank 0's on all ranks; one with nothing to train comes back bare, equal
         too.
 
@@ -88,32 +91,44 @@ class DDP(Strategy):
             if self.process.world_size > 1:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor.detach(), src=0)
-            return model
+            return through(model)
         inner = getattr(model, "_orig_mod", model)  # torch.compile of a wrapper is the wrapper
         if isinstance(inner, DistributedDataParallel):
             if self._fits(inner) and (_is_current(inner) or _known.get(inner) is None):
-                self._take_over(inner)
+                self._take_over(inner, through(views.bare(inner.module)))
                 return model
-            model = inner.module
+            model = views.bare(inner.module)
         alive = [one for one in _wrappers(model) if self._fits(one) and _is_current(one)]
         # A wrapper that nobody holds may be gone on one rank and not yet on another.
         if all(messages.agree("prepare", bool(alive))):
-            self._take_over(alive[0])
+            self._take_over(alive[0], through(model))
             return alive[0]
         for old in _wrappers(model):
             if _known.get(old) is not None:
                 _retire(old)
         device_ids = [self.process.device] if self.process.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._options)
-        self._keep(wrapped, self._options)
+        seen = through(model)
+        wrapped = replica.class_for(seen)(seen, device_ids=device_ids, **self._options)
+        replica.open_up(wrapped, seen)
+        if self._hook:
+            compression.register(wrapped, self._hook)
+        self._keep(wrapped, self._asked())
         return wrapped
+
+    def _asked(self) -> dict[str, Any]:
+        return {**self._options, **self._hook}
 
     def _fits(self, wrapped: DistributedDataParallel) -> bool:
         options = _known.get(wrapped)
-        return options is None or options == self._options  # what the user made has the user's options
+        return options is None or options == self._asked()  # what the user made has the user's options
 
-    def _take_over(self, wrapped: DistributedDataParallel) -> None:
-        """Serve a wrapper that is there already; the module is made equal to rank 0's, as by a new wrapper."""
+    def _take_over(self, wrapped: DistributedDataParallel, module: torch.nn.Module) -> None:
+        """Serve a wrapper that is there already; the module is made equal to rank 0's, as by a new wrapper.
+
+        `module` is the user's, or the view of it through which it is to be called from now on.
+        """
+        if wrapped.module is not module or not isinstance(wrapped, replica.Replica):
+            replica.open_up(wrapped, module)
         if any(ref() is wrapped for ref in self._models):
             return
         if self.process.world_size > 1 and _is_current(wrapped):
@@ -124,19 +139,19 @@ class DDP(Strategy):
         self._models = [ref for ref in self._models if ref() is not None]
         self._models.append(weakref.ref(wrapped))
         _known[wrapped] = options
-        _reduced.setdefault(wrapped, _trainable(wrapped))
+        reduced.setdefault(wrapped, trainable(wrapped))
         track(wrapped)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model.module if isinstance(model, DistributedDataParallel) else model
+        return views.bare(model.module) if isinstance(model, DistributedDataParallel) else model
 
     def look_again(self) -> None:
         for ref in self._models:
             model = ref()
             if model is None or not _is_current(model):
                 continue
-            now, before = _trainable(model), _reduced.get(model, [])
-            if not now or now == before or not _can(_REPAIRING):
+            now, before = trainable(model), reduced.get(model, [])
+            if not now or now == before or not can_repair():
                 continue
             new = set(now) - set(before)
             gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -155,7 +170,7 @@ class DDP(Strategy):
             RuntimeError: the loss does not reach all parameters of a model that it reaches.
         """
         models = [model for ref in self._models if (model := ref()) is not None and model.require_backward_grad_sync]
-        if not _can(_ARMING):
+        if not can(_ARMING):
             torch.autograd.backward(loss, seed, **options)  # averaged after forward through the wrapper, and once
             return
         for model in models:
@@ -198,13 +213,9 @@ class DDP(Strategy):
 def _wrappers(module: torch.nn.Module) -> Iterator[DistributedDataParallel]:
     """The living wrappers of this module, first those that a strategy knows."""
     known = list(_known)
-    for wrapped in (*known, *(one for one in list(_wrapped) if one not in known)):
-        if wrapped.module is module:
+    for wrapped in (*known, *(one for one in wrappers() if one not in known)):
+        if views.bare(wrapped.module) is views.bare(module):
             yield wrapped
-
-
-def _trainable(wrapped: DistributedDataParallel) -> list[int]:
-    return [id(parameter) for parameter in wrapped.module.parameters() if parameter.requires_grad]
 
 
 def _is_current(wrapped: DistributedDataParallel) -> bool:
@@ -215,8 +226,8 @@ def _is_current(wrapped: DistributedDataParallel) -> bool:
 def _retire(wrapped: DistributedDataParallel) -> None:
     """Another wrapper takes this one's place: it can still be called, and averages no gradients any more."""
     _known.pop(wrapped, None)
-    _wrapped.discard(wrapped)
-    if _can(("_remove_autograd_hooks",)):
+    forget(wrapped)
+    if can(("_remove_autograd_hooks",)):
         wrapped.reducer._remove_autograd_hooks()
     else:
         wrapped.require_backward_grad_sync = False
@@ -241,20 +252,6 @@ def _make_equal(wrapped: DistributedDataParallel) -> None:
             dist.broadcast(tensor.detach(), src=0, group=wrapped.process_group)
 
 
-# Methods of DDP and of its reducer that are no public interface, see nbdist/private.py.
-_ARMING = ("_rebuild_buckets", "_check_reducer_finalized", "prepare_for_backward")
-_REPAIRING = (
-    "_get_ddp_logging_data", "_remove_autograd_hooks", "_build_params_for_reducer", "_ddp_init_helper",
-    "_build_debug_param_to_name_mapping", "_register_comm_hook", "_register_builtin_comm_hook",
-)  # fmt: skip
-
-
-@functools.cache
-def _can(names: tuple[str, ...]) -> bool:
-    """Has this torch all of these?"""
-    return all(any(hasattr(place, name) for place in (DistributedDataParallel, dist.Reducer, dist)) for name in names)
-
-
 def _left_out(module: torch.nn.Module) -> str:
     names = [name for name, one in module.named_parameters() if one.requires_grad and one.grad is None]
     told = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
@@ -265,61 +262,5 @@ def _left_out(module: torch.nn.Module) -> str:
     )
 
 
-def repair(model: DistributedDataParallel) -> None:
-    """Make a DDP wrapper whose forward or backward was interrupted train on rightly; its gradients are dropped.
-
-    A reducer that was stopped half-way cannot be trusted: buckets may be reduced on one rank and not on the other,
-    and one rank may have rebuilt its buckets already. So the wrapper gets a new one, built from its parameters as at
-    the start, on every
-    rank: call this on all of them. Nothing is communicated here. Hooks, options and the wrapper object itself stay.
-
-    Raises:
-        NotImplementedError: this torch has other insides; the wrapper must be made again.
-    """
-    if not _can(_REPAIRING):
-        raise NotImplementedError(
-            f"with torch {torch.__version__} a DistributedDataParallel that was interrupted cannot be put right: "
-            "make it again (prepare() the module anew) before training goes on"
-        )
-    logged = model._get_ddp_logging_data()  # knows a built-in communication hook; nothing else does
-    for parameter in model.parameters():
-        parameter.grad = None
-        if hasattr(parameter, "_fp_param"):  # DDP's own mixed precision: the half copy may be in place
-            parameter.data = parameter._fp_param
-    model.reducer._remove_autograd_hooks()
-    model.reducer = model.logger = None  # the old buckets go before the new ones come
-    parameters, sparse = model._build_params_for_reducer()
-    _reduced[model] = _trainable(model)
-    model._ddp_init_helper(parameters, sparse, model._build_debug_param_to_name_mapping(parameters), model.static_graph)
-    model._has_rebuilt_buckets = False
-    model.require_backward_grad_sync = model.require_forward_param_sync = True
-    if model.static_graph:
-        model._static_graph_delay_allreduce_enqueued = False
-        model.reducer._set_static_graph()
-        model.logger._set_static_graph()
-    if model.mixed_precision is not None:
-        model.reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
-    for hook, hook_state in model._comm_hooks:
-        dist._register_comm_hook(model.reducer, hook_state, hook)
-    if not model._comm_hooks and (kind := _BUILT_IN_HOOKS.get(logged.get("comm_hook", ""))) is not None:
-        dist._register_builtin_comm_hook(model.reducer, kind)
-
-
-_BUILT_IN_HOOKS = {
-    "ALLREDUCE": dist.BuiltinCommHookType.ALLREDUCE,
-    "FP16_COMPRESS": dist.BuiltinCommHookType.FP16_COMPRESS,
-}
-
-
-def track(model: DistributedDataParallel) -> None:
-    """Repair this wrapper too after an interrupt, whoever made it."""
-    _wrapped.add(model)
-
-
-def _repair_all() -> None:
-    for model in list(_wrapped):
-        repair(model)
-
-
-interrupt_hooks.add(_repair_all)
-register_exporter(DistributedDataParallel, unwrap=lambda model: model.module)
+# Methods of DDP's reducer that are no public interface, see nbdist/private.py.
+_ARMING = ("_rebuild_buckets", "_check_reducer_finalized", "prepare_for_backward")

@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.strategies.base import Strategy
+from nbdist import views
+from nbdist.strategies.base import Strategy, Through, as_it_is
 
 
 class Single(Strategy):
@@ -21,5 +22,11 @@ class Single(Strategy):
             return f"there are {count} processes, and each would train a model of its own; 'ddp' trains one together"
         return super().obstacle()
 
+    def wrap(self, model: torch.nn.Module, through: Through = as_it_is) -> torch.nn.Module:
+        if isinstance(model, DistributedDataParallel):  # the user has made one: it stays, and what it calls is seen
+            model.module = through(views.bare(model.module))
+            return model
+        return through(model)
+
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model.module if isinstance(model, DistributedDataParallel) else model  # the user may have made one
+        return views.bare(model.module) if isinstance(model, DistributedDataParallel) else model  # the user's own

@@ -7,6 +7,8 @@ from typing import Any
 from torch.nn import DataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from nbdist import views
+
 
 def extract_model_from_parallel(
     model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
@@ -19,14 +21,14 @@ def extract_model_from_parallel(
         keep_torch_compile: whether a torch.compile that the user had put on stays. One around a wrapper never does.
         recursive: take wrappers off the modules inside too, in place.
     """
-    bare = model
+    bare = views.bare(model)
     compiled = getattr(bare, "_orig_mod", None)
     if compiled is not None and (
         not keep_torch_compile or isinstance(compiled, DistributedDataParallel | DataParallel)
     ):
-        bare = compiled
+        bare = views.bare(compiled)
     while isinstance(bare, DistributedDataParallel | DataParallel):
-        bare = bare.module
+        bare = views.bare(bare.module)
     while not keep_torch_compile and (compiled := getattr(bare, "_orig_mod", None)) is not None:
         bare = compiled
     if recursive:

@@ -73,6 +73,18 @@ def test_without_arming_the_reducer(nb: Notebook) -> None:
     taken_away(nb, "from nbdist.strategies import ddp\nddp._ARMING = ('gone',)\n" + TRAINS)
 
 
+def test_without_the_halves_of_ddps_forward(nb: Notebook) -> None:
+    loss = TRAINS.replace("torch.nn.Linear(1, 1, bias=False)", "Counting(1, 1, bias=False)").replace(
+        "model(", "model.twice("
+    )
+    taken_away(
+        nb,
+        "class Counting(torch.nn.Linear):\n    def twice(self, rows): return self(rows)\n"
+        "from torch.nn.parallel import DistributedDataParallel\nway = DistributedDataParallel._post_forward\n"
+        f"del DistributedDataParallel._post_forward\n{loss}\nDistributedDataParallel._post_forward = way",
+    )
+
+
 def test_without_repairing_ddp(nb: Notebook) -> None:
     taken_away(nb, TRAINS + "del torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data")
     nb.ok("import torch, torch.distributed as dist")

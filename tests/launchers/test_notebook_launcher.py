@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import pytest
+import torch
 
 import nbdist
 from nbdist import debug_launcher, notebook_launcher
@@ -161,11 +162,10 @@ def test_a_value_that_cannot_come_back_is_named_and_no_error(capsys: pytest.Capt
 
 
 @pytest.mark.ranks
-def test_our_accelerator_does_not_ignore_the_precision_asked_for() -> None:
-    def train() -> None:
-        nbdist.Accelerator(mixed_precision="no")
-        nbdist.Accelerator()
+def test_our_accelerator_computes_in_the_precision_asked_for() -> None:
+    def dtype() -> str:
+        model = nbdist.Accelerator(output_dtype="keep").prepare(torch.nn.Linear(1, 1))
+        return str(model(torch.ones(1, 1)).dtype)
 
-    assert debug_launcher(train) is None
-    with pytest.raises(NotImplementedError, match=r"mixed precision 'bf16'.*not available"):
-        notebook_launcher(train, num_processes=1, mixed_precision="bf16")
+    assert debug_launcher(dtype) == ["torch.float32"] * 2
+    assert notebook_launcher(dtype, num_processes=1, mixed_precision="bf16") == ["torch.bfloat16"]

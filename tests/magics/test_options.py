@@ -30,6 +30,11 @@ def test_all_of_them() -> None:
     assert options.env == {"A": "1", "B": "x=y"}
 
 
+def test_the_precision_is_a_variable_of_the_cell() -> None:
+    assert parse("--mixed-precision BF16 --env A=1").env == {"ACCELERATE_MIXED_PRECISION": "bf16", "A": "1"}
+    assert parse("--mixed-precision=no").env == {"ACCELERATE_MIXED_PRECISION": "no"}
+
+
 def test_no_return_returns_nothing() -> None:
     assert parse("--no-return").only == frozenset()
 
@@ -52,6 +57,9 @@ def test_no_return_returns_nothing() -> None:
         ("--gpus 2 --cpus 2", "exclude each other"),
         ("--env CUDA_VISIBLE_DEVICES=1", "choose with --gpus"),
         ("--output rank1", "did you mean rank0"),
+        ("--mixed-precision bf17", "takes one of no, fp16, bf16; did you mean bf16?"),
+        ("--mixed-precision fp8", "takes one of no, fp16, bf16"),
+        ("--mixed-precision", "takes one of no, fp16, bf16"),
         ("--timeout soon", "takes seconds"),
         ("--timeout -1", "takes seconds"),
         ("--env A", "NAME=VALUE"),

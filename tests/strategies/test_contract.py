@@ -8,12 +8,26 @@ import pytest
 import torch
 from torch import nn
 
-from nbdist import state, strategies
+from nbdist import state, strategies, views
+from nbdist.kwargs import PrecisionType
+from nbdist.precision import Precision
 from nbdist.registry import UnknownName
 from tests import training
 from tests.ranks import run_ranks
 
 WHERE = pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("ddp", 1), ("ddp", 2)])
+
+
+class _Narrow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.size = nn.Linear(3, 1), 3
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.linear(rows)
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:
+        return self(rows).mean()
 
 
 def _steps(rank: int, ranks: int, name: str) -> dict[str, Any]:
@@ -46,6 +60,14 @@ def _steps(rank: int, ranks: int, name: str) -> dict[str, Any]:
     strategy.scale_gradients(model, 3.0)
     found["window"] = [value for one in module.parameters() for value in one.grad.flatten().tolist()]
 
+    optimizer.zero_grad()
+    narrow = _Narrow()
+    seen = strategy.wrap(narrow, lambda module: views.view(module, Precision(PrecisionType.BF16, keep_outputs=True)))
+    loss = seen.loss(part)  # a method other than forward, in bfloat16
+    found["precision"] = (str(loss.dtype), strategy.unwrap(seen) is narrow or views.bare(seen) is narrow, seen.size)
+    strategy.backward(loss.float(), torch.tensor(factor))
+    found["method"] = narrow.linear.weight.grad.flatten().tolist()
+
     strategy.after_interrupt()
     optimizer.zero_grad()
     backward(factor)
@@ -69,6 +91,8 @@ def _in_plain_torch() -> dict[str, Any]:
     (module(rows).pow(2).mean() * 3).backward()
     found["window"] = [value for one in module.parameters() for value in one.grad.flatten().tolist()]
     optimizer.zero_grad()
+    found["precision"] = ("torch.bfloat16", True, 3)
+    found["method"] = pytest.approx(rows.mean(0).tolist(), abs=0.02)
     module(rows).pow(2).mean().backward()
     optimizer.step()
     found["after an interrupt"] = training.flat(module)
@@ -82,7 +106,8 @@ def test_it_trains_as_plain_torch_does(name: str, ranks: int) -> None:
     for found in run_ranks(_steps, ranks, name):
         assert found.keys() == right.keys()
         for key, value in right.items():
-            assert found[key] == pytest.approx(value, abs=1e-6), key
+            numbers = key not in ("precision", "method")
+            assert found[key] == (pytest.approx(value, abs=1e-6) if numbers else value), key
 
 
 REST = {"drop_last": False, "momentum": 0.9, "epochs": 2}

@@ -134,7 +134,7 @@ def _interrupted(rank: int, ranks: int, options: dict[str, Any]) -> tuple[float,
     from torch.nn.parallel import DistributedDataParallel
 
     from nbdist import state
-    from nbdist.strategies import ddp
+    from nbdist.strategies import repair
 
     hooked = options.pop("hook", None)
     model, reference = _deep(), _deep()
@@ -145,7 +145,7 @@ def _interrupted(rank: int, ranks: int, options: dict[str, Any]) -> tuple[float,
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
         wrapped.register_comm_hook(None, allreduce_hook)
-    ddp._wrapped.add(wrapped)
+    repair.track(wrapped)
     steppers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, reference)]
     draw, base, worst, log = random.Random(7), healing.store(), 0.0, []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.strategies import ddp  # registers the exporter too
+from nbdist.strategies import repair  # registers the exporter too
 
 
 def install() -> None:
@@ -19,6 +19,6 @@ def install() -> None:
     @functools.wraps(really)
     def tracked(self: Any, *args: Any, **kwargs: Any) -> None:
         really(self, *args, **kwargs)
-        ddp.track(self)
+        repair.track(self)
 
     DistributedDataParallel.__init__ = tracked
