@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from nbdist import messages
 from nbdist.data.cursor import Cursor
 from nbdist.strategies.base import Strategy
 from nbdist.weighing import Weights
@@ -139,7 +140,7 @@ class Accumulation:
                 f"the gradients of an unfinished accumulation window were dropped: {why}. Windows end after "
                 f"{self.steps} micro-batches and with the loader; accumulate(model, last=True) ends one earlier. "
                 "(Said once.)",
-                stacklevel=4,
+                stacklevel=messages.depth(),
             )
 
 

@@ -322,9 +322,10 @@ def test_a_loop_left_in_the_middle_leaves_nothing_behind() -> None:
         run.micro(batch, 100.0)
         break
     assert run.own.weight.grad is not None
-    with pytest.warns(UserWarning, match="unfinished accumulation window were dropped: its loop has ended"):
+    with pytest.warns(UserWarning, match="unfinished accumulation window were dropped: its loop has ended") as told:
         for batch in loader:
             run.micro(batch)
+    assert told[0].filename == __file__  # the user's line
     assert run.flags == "0010101" and run.weight == 3
     for batch in loader:  # said once
         run.micro(batch, 100.0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbdist.shipping.errors import StaysOnRank, article
+from nbdist.shipping.exporters import exporter_of
 from nbdist.shipping.handle import RankedValue, handle_facts
 
 _PROCESS_BOUND = {
@@ -92,6 +93,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
                 pass
         return found
     if isinstance(value, type | RankedValue):
+        return []
+    exporter = exporter_of(type(value))
+    if exporter is not None and exporter.stays is not None:  # it is the trouble, whatever is in it
         return []
     found = []
     try:

@@ -31,6 +31,10 @@ def test_refused_name_says_where_and_what(nb: Notebook) -> None:
         ("def mk():\n  f=open('/dev/null')\n  return lambda: f\nx=mk()", "x.<closure variable f> is an open file"),
         ("import socket; x=[socket.socket()]", "x[0] is a socket"),
         ("x=(i for i in ())", "a live generator"),
+        (
+            "from nbdist import Accelerator\nx=[Accelerator()]\nwith x[0].accumulate(): pass",
+            "x[0] is an Accelerator: an Accelerator belongs to its rank",  # and not what it holds
+        ),
     ],
 )
 def test_refused_paths(nb: Notebook, here: str, path: str) -> None:
