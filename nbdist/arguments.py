@@ -8,7 +8,6 @@ import os
 from typing import Any, TypeVar
 
 from nbdist import kwargs, state
-from nbdist.rng import kind_of
 
 H = TypeVar("H")
 
@@ -183,6 +182,8 @@ def note_rng_types(rng_types: list[Any] | None) -> None:
         ValueError: one that does not exist.
     """
     if rng_types:
+        from nbdist.rng import kind_of
+
         told = [str(kind_of(one)) for one in rng_types]
         state.note_once(
             f"rng_types={told} has no effect: the order of prepared loaders is a function of (seed, epoch). "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nbdist import batch_size, collectives, messages, metrics, saving, state
+from nbdist import collectives, messages, metrics, saving, state
 from nbdist.data.cursor import Cursor
 from nbdist.kwargs import ProfileKwargs, ProjectConfiguration
 from nbdist.processes import Processes
@@ -103,11 +103,13 @@ class Helpers(Processes):
         Returns:
             None for each argument. Names of yours that are not rebound so keep their objects alive.
         """
+        from nbdist.batch_size import free_memory
+
         nothing: list[None] = [None] * len(objects)
         del objects
         del self._live[1:]  # the list itself is known to prepared loaders
         self._windows.forget()
-        batch_size.free_memory()
+        free_memory()
         return nothing
 
     def clear(self, *objects: Any) -> list[None]:
