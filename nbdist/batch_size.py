@@ -74,7 +74,6 @@ def find_executable_batch_size(
             if good:
                 worked = size
                 return result
-            free_memory()
             smaller = _next(reduce_batch_size_fn, size)
             smaller = smaller if meeting is None else meeting.share(smaller)
             if smaller >= size:

@@ -38,20 +38,20 @@ def _trained(rank: int, ranks: int, steps: int, accumulation: int, enabled: bool
     return {"seen": seen, "left": left, "shared again": own[0].weight.grad.item()}
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_parameters_are_averaged_now_and_then(accumulation: int) -> None:
-    first, second = run_ranks(_trained, 2, 2, accumulation, True)
-    assert first["seen"] == [1.0, 3.0, 4.0, 6.0, 7.0]  # 1 and 2 a step: after two steps the mean is 3
-    assert second["seen"] == [2.0, 3.0, 5.0, 6.0, 8.0]
-    assert first["left"] == second["left"] == (7.5, 2.5, 5, "torch.int64")
-    assert first["shared again"] == second["shared again"] == -1.5
+def _ways(rank: int, ranks: int) -> list[dict[str, Any]]:
+    return [_trained(rank, ranks, 2, *way) for way in ((1, True), (2, True), (1, False))]
 
 
 @pytest.mark.ranks
-def test_disabled_it_changes_nothing() -> None:
-    for found in run_ranks(_trained, 2, 2, 1, False):
-        assert found["seen"] == [1.5, 3.0, 4.5, 6.0, 7.5]
+def test_parameters_are_averaged_now_and_then() -> None:
+    """Also beside accumulation; disabled it changes nothing."""
+    *enabled, disabled = zip(*run_ranks(_ways, 2), strict=True)
+    assert [found["seen"] for found in disabled] == [[1.5, 3.0, 4.5, 6.0, 7.5]] * 2
+    for first, second in enabled:
+        assert first["seen"] == [1.0, 3.0, 4.0, 6.0, 7.0]  # 1 and 2 a step: after two steps the mean is 3
+        assert second["seen"] == [2.0, 3.0, 5.0, 6.0, 8.0]
+        assert first["left"] == second["left"] == (7.5, 2.5, 5, "torch.int64")
+        assert first["shared again"] == second["shared again"] == -1.5
 
 
 def test_one_process_and_bad_input() -> None:
