@@ -1,6 +1,6 @@
-"""Loaders: sharding the index stream, order, tails, where an iteration is.
+"""Loaders: sharding the index stream, order, tails, where an iteration is, and going on there.
 
-`plan` says which samples a rank takes at each step, `stream` does the same for datasets without indices, `loader`
-puts either under the user's own DataLoader, `randomness` makes order a function of (seed, epoch), `move` brings
-batches to a device.
+`loader` puts one of four feeds under the user's own DataLoader: `source` (indices, cut up by `plan`), `stream` (no
+indices: all ranks read the same), `sharded` (each rank has data of its own), `dispatch` (rank 0 reads). `randomness`
+makes order a function of (seed, epoch), `resume` sets where an epoch goes on, `move` brings batches to a device.
 """

@@ -32,6 +32,15 @@ Step = tuple[list[Any], list[int], bool]
 class DispatchedRows(Source):
     """Feeds a prepared loader with what rank 0 reads by index; takes what `Source` takes."""
 
+    _told: int | None = None
+
+    def told(self, lengths: list[int | None]) -> None:
+        """What `length` is on each rank: rank 0's counts."""
+        self._told = lengths[0]
+
+    def _len(self) -> int:
+        return super()._len() if self._told is None else self._told
+
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None
         if self._options.rank == 0:
@@ -112,6 +121,12 @@ class StepCollate:
         return batches, [len(part) for part in parts]
 
 
+def told_of(error: Exception) -> str:
+    """What happened, and where."""
+    last = traceback.format_exception_only(error)[-1].strip()
+    return f"{last}\n\n{''.join(traceback.format_exception(error))}"
+
+
 def _begun(begin: Callable[[int], Iterator[Any]], seed: int) -> Iterator[Any]:
     """The loader's own iterator. What it raises now is raised when it is first asked: the other ranks then listen."""
     try:
@@ -131,7 +146,10 @@ def _dispatched(steps: Iterator[Step] | None, cursor: Cursor, start: int, option
     device = messages.message_device()
     step = start
     while True:
-        head, batches, parcels, error = torch.zeros(1 + 2 * ranks, dtype=torch.int64), [], [], None
+        head = torch.zeros(1 + 2 * ranks, dtype=torch.int64)
+        batches: list[Any] = []
+        parcels: list[torch.Tensor] = []
+        error: Exception | None = None
         if steps is not None:
             head[0] = _END
             try:
@@ -150,10 +168,10 @@ def _dispatched(steps: Iterator[Step] | None, cursor: Cursor, start: int, option
         if status == _END:
             return
         if status == _FAILED:
-            told = messages.exchange(None if error is None else "".join(traceback.format_exception(error)))[0]
+            told = messages.exchange(None if error is None else told_of(error))[0]
             if error is not None:
                 raise error
-            raise RuntimeError(f"rank 0, which reads for all ranks (dispatch_batches=True), failed:\n{told}")
+            raise RuntimeError(f"rank 0, which reads for all ranks (dispatch_batches=True), failed: {told}")
         if rank == 0:
             sent = [dist.isend(one.to(device), to) for to, one in enumerate(parcels) if to]
             batch = batches[0]

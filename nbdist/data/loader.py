@@ -103,7 +103,7 @@ class Counted(DataLoader):
             inside.position.epoch += 1
             epoch, start, cursor = inside.position.epoch, 0, inside.cursor
         inside.cursor = cursor
-        torchs = super()
+        torchs: Any = super()
 
         def begin(seed: int) -> Iterator[Any]:
             # For this moment only: `loader.generator` is the user's, and nothing draws from the process's own.
@@ -167,7 +167,7 @@ class Inside:
         if len(set(kinds)) > 1:
             listed = ", ".join(f"rank {rank} has {resume.KINDS[kind]}" for rank, kind in enumerate(kinds))
             raise ValueError(f"the ranks prepare loaders of several kinds: {listed}. Prepare the same one on all ranks")
-        if isinstance(self.source, OwnData):
+        if isinstance(self.source, OwnData | DispatchedRows):
             self.source.told(lengths)
         elif not self.options.dispatch and len(set(lengths)) > 1:
             listed = ", ".join(f"rank {rank} has {length}" for rank, length in enumerate(lengths))
@@ -219,7 +219,9 @@ def _deliver(inner: Iterator[Any], cursor: Cursor, inside: Inside) -> Iterator[A
     holds it.
     """
     position, live = cursor.position, inside.live
-    device, non_blocking = inside.options.device, inside.options.non_blocking
+    device = inside.options.device
+    pinned = inside.original.pin_memory and device is not None and device.type == "cuda"
+    non_blocking = inside.options.non_blocking or pinned
     try:
         for batch in inner:
             position.delivered += 1

@@ -157,14 +157,14 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         raise ValueError(f"num_batches is {num_batches}; it is how many batches are left out")
     if isinstance(dataloader, Prepared):
         old = dataloader._nb
-        again = prepare_loader(dataloader, old.live, old.options, old.position)  # type: ignore[arg-type]
+        again = prepare_loader(dataloader, old.live, old.options, old.position)
         again._nb.skipped = Skipped(old.position, num_batches)
         return again
     user = type(dataloader)
     again = object.__new__(
         type(user.__name__, (_Short, user), {"__module__": user.__module__, "__doc__": user.__doc__})
     )
-    own = vars(again)
+    own: Any = vars(again)
     own.update(vars(dataloader), _iterator=None, _left_out=num_batches)
     if not isinstance(dataloader.dataset, IterableDataset):
         name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"

@@ -10,7 +10,6 @@ Iterating such a stream is a collective: all ranks start and leave it alike.
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from nbdist import messages
 from nbdist.data import parcel, randomness
 from nbdist.data.cursor import Cursor
+from nbdist.data.dispatch import told_of
 from nbdist.data.options import Options, never
 from nbdist.data.source import Source
 from nbdist.data.stream import StreamSource
@@ -62,12 +62,13 @@ class OwnData:
     def __init__(self, loader: DataLoader, options: Options, seed: Callable[[], int]) -> None:
         self._options = options
         alone = replace(options, rank=0, ranks=1, shared_by=options.ranks, accumulates=never)
-        feed = StreamSource if isinstance(loader.dataset, IterableDataset) else Source
+        streamed = isinstance(loader.dataset, IterableDataset)
+        feed: Any = StreamSource if streamed else Source
         self._inner: Any = feed(loader, alone, lambda: randomness.mixed(seed(), options.rank))
-        self.kind = "sharded stream" if feed is StreamSource else "sharded samples"
+        self.kind = "sharded stream" if streamed else "sharded samples"
         self.attributes: dict[str, Any] = self._inner.attributes
         self._rows: list[int] | None = None  # of each rank, where all of them have a length
-        if feed is Source:
+        if not streamed:
             self._inner.steps = self._steps
 
     @property
@@ -195,12 +196,11 @@ class _Reader:
             work.wait()
         by_rank = everyone.view(self._ranks, 1 + CHUNK).tolist()
         if any(row[0] < 0 for row in by_rank):
-            mine = None if self._failure is None else "".join(traceback.format_exception(self._failure))
-            told = messages.exchange(mine)
+            told = messages.exchange(None if self._failure is None else told_of(self._failure))
             if self._failure is not None:
                 raise self._failure
             failed = next(rank for rank, text in enumerate(told) if text is not None)
-            raise RuntimeError(f"the dataset of rank {failed} failed:\n{told[failed]}")
+            raise RuntimeError(f"the dataset of rank {failed} failed: {told[failed]}")
         table = [[row[1 + step] for row in by_rank] for step in range(steps)]
         return table, min(row[0] for row in by_rank)
 

@@ -87,7 +87,8 @@ class Source:
         self.stream.start = start
         # Workers draw alike in each run and differently on each rank; what a resumed epoch draws is not drawn again.
         inner = begin(randomness.mixed(self._seed(), epoch, self._options.rank, *([start] if start else [])))
-        if self._options.non_blocking and self._options.device is not None:
+        untouched = type(self._loader).__iter__ is DataLoader.__iter__  # else the user's own may want them as they are
+        if self._options.non_blocking and self._options.device is not None and untouched:
             inner = CopyAhead.over(inner, self._options.device)
         return _planned(inner, plan, cursor, start)
 
@@ -132,9 +133,12 @@ class Source:
         """Batches an epoch, on every rank; TypeError when the user's sampler has no length."""
         if self.own_batches is not None:
             each = 1 if self._options.split_batches and not self.sharded else self.ranks
-            return -(-len(self.own_batches) // each)
-        rows, whole = len(self.sampler), self.batch * self.ranks
+            return -(-self._len() // each)
+        rows, whole = self._len(), self.batch * self.ranks
         return rows // whole if self.drop_last else -(-rows // whole)
+
+    def _len(self) -> int:
+        return len(self.own_batches if self.own_batches is not None else self.sampler)
 
     def length(self) -> int | None:
         """Samples an epoch, or batches of a user's own batch sampler; None when it has no length."""

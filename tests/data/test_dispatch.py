@@ -106,7 +106,8 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
         batch["pair"].right[0].item() == 3.5 and batch["pair"].right[1] == "text",
         batch["odd"][0].dtype is torch.bool and batch["odd"][1].shape == (0, 2) and batch["odd"][2] == {3 - rank},
     )
-    broken = dispatching.prepare(OnlyStream(100, rank) and DataLoader(OnlyStream(100, rank), batch_size=2))
+    told["len"] = len(dispatching.prepare(DataLoader(Only(0 if rank else 11, rank), batch_size=2)))
+    broken = dispatching.prepare(DataLoader(OnlyStream(100, rank), batch_size=2))
     told["breaks"] = [taken(dispatching, broken, take) for take in (1, 3)]
     told["after"] = dispatching.gather(torch.tensor([rank])).tolist()
     started = time.monotonic()
@@ -146,6 +147,7 @@ def test_what_rank_0_sends_is_what_each_rank_would_have_read() -> None:
         assert told["dl6"] == [[(1, 2), (1, 2)], [(1, 3), (1, 3)]][rank]
         assert told["nested"] == (True,) * 4
         assert [len(part) for part in told["breaks"]] == [1, 3] and told["after"] == [0, 1]
+        assert told["len"] == 3
         assert told["dl5"] == 2.0 and told["me3"] == list(range(9))
         assert told["seconds"] < 10
         for name in ("rows", "stream", "worker", "start", "unpicklable"):
