@@ -60,6 +60,10 @@ class Replica(DistributedDataParallel):
         return sorted({*super().__dir__(), *(name for name in dir(self.module) if not name.startswith("_"))})
 
 
+# What is printed, and what libraries look for; by which it is found (pickle) is __qualname__.
+Replica.__name__ = DistributedDataParallel.__name__
+
+
 def class_for(module: torch.nn.Module, base: type = Replica) -> type[Any]:
     """The class of wrappers for this module: with those special methods that its class has."""
     kind = type(getattr(module, "_orig_mod", module))  # what torch.compile has made has them all, for better or worse

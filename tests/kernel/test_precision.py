@@ -36,7 +36,7 @@ def test_a_cell_in_another_precision_and_the_model_at_home(nb: Notebook) -> None
     assert nb.value("(type(net) is Net, model is net, type(model).__name__)") == (True, True, "Net")
     assert nb.value("str(net(torch.ones(1, 1)).dtype)") == "torch.float32"
     nb.ok("%%distributed -n 2\nagain = str(model.loss(torch.ones(1, 1)).dtype), type(model).__name__")
-    assert nb.value("again") == ("torch.bfloat16", "Replica")  # what was prepared stays on the ranks as it was
+    assert nb.value("again") == ("torch.bfloat16", "DistributedDataParallel")  # prepared as before
     nb.ok(f"%%distributed -n 2\n{TRAIN}")  # the same ranks, without the option
     assert nb.value("(told, dtype, net.layer.weight.item())") == ("no", "torch.float32", 0.5)
     nb.ok(f"%%distributed -n 1 --mixed-precision fp16\n{TRAIN}")
