@@ -17,7 +17,7 @@ from nbdist.launchers.pool import Pool
 from nbdist.launchers.request import Request, Result, Screen
 from nbdist.launchers.settling import settle
 from nbdist.launchers.shield import shielded
-from nbdist.magics import commands
+from nbdist.magics import commands, global_settings
 from nbdist.magics.capture import CellSource, capture, count
 from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
 from nbdist.magics.options import OptionError, Options, parse
@@ -131,12 +131,13 @@ class Distributed:
         own = {name for name in _THE_SHELLS_OWN if name in namespace and namespace[name] is self._shells(name)}
         leave = (INJECTED - defined) | own
         sources = session.new_sources(pool, source.file)
-        shown, formatters, left_out = session.new_settings(pool, everyone=ranks is None)
+        shown, formatters, left_out, new = session.new_settings(pool, everyone=ranks is None)
         for line in left_out:
             here.notice(line)
         request = Request(
             runs={
                 "settings": shown,
+                "globals": new,
                 "shows": options.output,
                 "source": source.source,
                 "file": source.file,
@@ -164,6 +165,8 @@ class Distributed:
     def _finish(self, result: Result, screen: Screen, options: Options, source: CellSource, pool: Pool) -> Any:
         for note in result.notes:
             screen.notice(note)
+        if options.only != frozenset():  # --no-return
+            global_settings.put(result.settings)
         missing = sorted((options.only or frozenset()) - self.shell.user_ns.keys())
         if missing:
             screen.notice(f"--return {','.join(missing)}: neither the cell nor the notebook has such a name")

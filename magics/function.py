@@ -14,6 +14,7 @@ from typing import Any
 
 from nbdist.launchers import launch
 from nbdist.launchers.request import Screen
+from nbdist.magics import global_settings
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.rank import CellRunner
 from nbdist.shipping.wire import RESULT
@@ -43,6 +44,9 @@ class NotebookSurface:
             for name, entry in entries
             if len(entry) == _IN_MEMORY and entry[1] is None and not os.path.exists(name)
         }
+
+    def settings(self) -> dict[str, Any]:
+        return global_settings.changed({}, global_settings.read_all())
 
     def show_as_here(self, error: BaseException) -> None:
         shell = self._shell
@@ -78,6 +82,10 @@ class FunctionRunner(CellRunner):
 
     def prepare(self, cell: dict[str, Any]) -> None:
         self._namespace.pop(RESULT, None)
+        global_settings.put(cell.get("globals", {}))
+
+    def settings(self) -> dict[str, Any]:
+        return {}  # these ranks end: what they set is theirs
 
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         for file, source in cell["sources"].items():

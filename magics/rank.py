@@ -22,7 +22,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbdist import state
-from nbdist.magics import rank_progress, rank_settings
+from nbdist.magics import global_settings, rank_progress, rank_settings
 from nbdist.magics.autoreload import reload_as_autoreload
 from nbdist.magics.rank_display import RankDisplayHook, RankDisplayPublisher, show_last, what_was_shown
 from nbdist.magics.rank_names import INJECTED, RunningRanks
@@ -154,6 +154,8 @@ class CellRunner:
             self._namespace[name] = hidden[name] = values[name]
         hidden.update({name: self._namespace[name] for name in _HIDDEN if name in self._namespace})
         rank_settings.apply(cell.get("settings", {}), self.shell)
+        global_settings.put(cell.get("globals", {}))
+        self._settings = global_settings.read_all()
 
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         for file, source in cell["sources"].items():
@@ -185,6 +187,9 @@ class CellRunner:
                 "nbdist: the folder is changed for this cell alone: %cd in an ordinary cell changes it for both",
                 file=sys.stderr,
             )
+
+    def settings(self) -> dict[str, Any]:
+        return global_settings.changed(self._settings, global_settings.read_all())
 
     def finish(self, value: Any) -> None:
         pass

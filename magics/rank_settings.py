@@ -1,4 +1,4 @@
-"""The notebook's settings, put in place on a rank: at once where the library is there, else when it is imported."""
+"""How the notebook shows things, put in place on a rank: at once where the library is there, else once it is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ def apply(settings: dict[str, dict[Any, Any]], shell: Any) -> None:
         elif name == "matplotlib_inline":
             when_imported("matplotlib", functools.partial(_inline, section, shell))
         else:
-            when_imported(name, functools.partial(_SECTIONS[name], section))
+            put_shown(name, section)
+
+
+def put_shown(name: str, section: dict[Any, Any]) -> None:
+    """How a library shows its values, when it is imported."""
+    when_imported(name, functools.partial(_SECTIONS[name], section))
 
 
 def _each(section: dict[Any, Any], put: Callable[[Any, Any], Any]) -> None:

@@ -15,7 +15,7 @@ from nbdist.launchers.errors import RanksBusy
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.request import Screen
 from nbdist.launchers.settling import state_on_ranks
-from nbdist.magics import settings
+from nbdist.magics import global_settings, settings
 from nbdist.magics.autoreload import Autoreload
 from nbdist.magics.completion import Completer
 from nbdist.magics.debug import Debugger
@@ -107,15 +107,16 @@ class Session:
         sent.update(new)
         return new
 
-    def new_settings(self, pool: Pool, everyone: bool) -> tuple[dict[str, Any], list[Any], list[str]]:
+    def new_settings(self, pool: Pool, everyone: bool) -> tuple[dict[str, Any], list[Any], list[str], dict[str, Any]]:
         """How things are shown here, as far as these ranks do not know it: settings, formatters, and what cannot be
-        sent; it counts as known when every rank is told.
+        sent; and the global settings of libraries. It counts as known when every rank is told.
         """
         key = f"{pool.name}/{pool.pids[0]}"
         told, functions = self._told.setdefault(key, ({}, {}))
         if not everyone:
             told, functions = dict(told), dict(functions)
-        return settings.changes(told), *settings.formatters(self.shell, functions)
+        shown = settings.changes(told)
+        return shown, *settings.formatters(self.shell, functions), global_settings.news(told)
 
     def _stay_on_ranks(self) -> list[str]:
         return [name for name, value in self.shell.user_ns.items() if isinstance(value, RankedValue)]

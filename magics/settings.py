@@ -42,6 +42,11 @@ def changes(told: dict[str, Section]) -> dict[str, Section]:
     return found
 
 
+def section(name: str) -> Section:
+    """One section as it is here."""
+    return _SECTIONS[name][1]()
+
+
 def _equal(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)

@@ -267,7 +267,8 @@ class CellRun:
         self._close_raised()
         if ended and self.arrival is not None and error is not None:
             error.add_note("what rank 0 had made until then is in the notebook")
-        return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted)
+        settings = self.done[self.lead]["settings"] if self.lead in self.done else {}
+        return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted, settings)
 
     def _show_the_rest(self, patient: bool) -> None:
         """Show what the ranks wrote, up to the marks that end it. After a Stop there is no time for all of it."""

@@ -101,6 +101,7 @@ def _nothing_said() -> Message:
         {
             "failure": None,
             "raised": [],
+            "settings": {},
             "asked": False,
             "repaired": False,
             "ran": None,

@@ -36,6 +36,9 @@ class Surface(Protocol):
     def sources(self) -> dict[str, str]:
         """The user's code that exists in no file, for the ranks' tracebacks: {file name: text}."""
 
+    def settings(self) -> dict[str, Any]:
+        """The global settings of libraries here, which are to hold on the ranks."""
+
     def show_as_here(self, error: BaseException) -> None:
         """Called before an error is raised: hide our own frames where that can be done."""
 
@@ -49,6 +52,9 @@ class Plain:
         return MergedScreen(mode, ranks=range(ranks))
 
     def sources(self) -> dict[str, str]:
+        return {}
+
+    def settings(self) -> dict[str, Any]:
         return {}
 
     def show_as_here(self, error: BaseException) -> None:
@@ -184,7 +190,7 @@ class Call:
         pool = Pool(options, vars(sys.modules["__main__"]), lambda: client.supervisor(preload=[surface.runner]))
         screen, sources = surface.screen(self.output, options.ranks), surface.sources()
         request = Request(
-            runs={"sources": sources},
+            runs={"sources": sources, "globals": surface.settings()},
             files=tuple(dict.fromkeys([*sources, *_files_of(self.function)])),
             environment=self.env,
             timeout=self.timeout,

@@ -71,6 +71,7 @@ class Result:
     notes: list[str]
     left_out: dict[str, str]
     interrupted: bool
+    settings: dict[str, Any] = field(default_factory=dict)  # global ones of libraries, as the lead rank has set them
     had_ended: bool = False  # Stop came when the cell had run to its end
 
     @property

@@ -21,6 +21,9 @@ class CallRunner:
         function, args, kwargs = extra
         return function(*args, **kwargs)
 
+    def settings(self) -> dict[str, Any]:
+        return {}
+
     def finish(self, value: Any) -> None:
         self._namespace[RESULT] = value
 

@@ -40,10 +40,11 @@ def run_cell(rank: Rank, message: Message) -> None:
         return
     value, ended, told = _run(rank, cell, extra, [trouble] if trouble else [])
     parcel = _give(rank, cell, value)
+    settings = rank.runner.settings()
     raised = _raised(rank, cell, ended) if ended is not None else []
     del ended
     rank.runner.finish(value)
-    _done(rank, cell, told, parcel, raised)
+    _done(rank, cell, told, parcel, raised, settings)
 
 
 def _receive(rank: Rank, message: Message) -> tuple[bool, Any]:
@@ -163,7 +164,12 @@ def _raised(rank: Rank, cell: dict[str, Any], error: BaseException) -> list[Parc
 
 
 def _done(
-    rank: Rank, cell: dict[str, Any], told: dict[str, Any] | None, parcel: Parcel, raised: Sequence[Parcel] = ()
+    rank: Rank,
+    cell: dict[str, Any],
+    told: dict[str, Any] | None,
+    parcel: Parcel,
+    raised: Sequence[Parcel] = (),
+    settings: Any = None,
 ) -> None:
     rank.output.finish(cell["mark"])
     try:
@@ -174,6 +180,7 @@ def _done(
             cell=cell["cell"],
             failure=told,
             raised=[(one.head, len(one.files)) for one in raised],
+            settings=settings or {},
             asked=rank.interrupts.asked,
             repaired=rank.repaired,
             ran=cell["runs"],

@@ -23,6 +23,9 @@ class CellRunner(Protocol):
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         """Run the cell; what it returns travels back with rank 0's results."""
 
+    def settings(self) -> dict[str, Any]:
+        """What the run has set of the global settings of libraries, for the notebook; after `run`."""
+
     def finish(self, value: Any) -> None:
         """After the results were packed."""
 
