@@ -71,13 +71,13 @@ def view(model: torch.nn.Module, precision: Precision, compiling: dict[str, Any]
     key = (id(model), precision, None if compiling is None else repr(sorted(compiling.items())))
     found = _views.get(key)
     if found is not None:
-        return found  # type: ignore[no-any-return]
+        return found
     if isinstance(model, torch.nn.modules.lazy.LazyModuleMixin) and model.has_uninitialized_params():
         raise RuntimeError(
             f"{type(model).__name__} is lazy, and has no parameters yet: call it once before prepare, so that it "
             "becomes what it will be"
         )
-    new = object.__new__(_class_of_views(type(model), precision))
+    new: Any = object.__new__(_class_of_views(type(model), precision))
     object.__setattr__(new, "__dict__", vars(model))
     object.__setattr__(new, "_nbdist_model", model)
     compiled = None
@@ -86,7 +86,7 @@ def view(model: torch.nn.Module, precision: Precision, compiling: dict[str, Any]
         compiled = torch.compile(type(model).__call__.__get__(new), **compiling)
     object.__setattr__(new, "_nbdist_compiled", compiled)
     _views[key] = new
-    return new  # type: ignore[no-any-return]
+    return new
 
 
 def bare(model: Any) -> Any:
@@ -95,6 +95,7 @@ def bare(model: Any) -> Any:
 
 
 def _class_of_views(cls: type, precision: Precision) -> type:
+    known: Any
     for known in type.__subclasses__(cls):  # which holds them weakly, so a class that is gone takes its views' along
         if issubclass(known, View) and known._nbdist_precision == precision:
             return known

@@ -70,8 +70,9 @@ def class_for(module: torch.nn.Module, base: type = Replica) -> type[Any]:
     theirs = [name for name in _SPECIAL if hasattr(kind, name)]
     if not theirs:
         return base
+    known: type[Any]
     for known in type.__subclasses__(base):
-        if known.__dict__.get("_nbdist_special") == theirs:
+        if vars(known).get("_nbdist_special") == theirs:
             return known
     body: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__, "_nbdist_special": theirs}
     return type(base.__name__, (base,), body | {name: _special(name) for name in theirs})

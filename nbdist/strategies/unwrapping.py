@@ -24,7 +24,7 @@ def extract_model_from_parallel(
     bare = views.bare(model)
     compiled = getattr(bare, "_orig_mod", None)
     if compiled is not None and (
-        not keep_torch_compile or isinstance(compiled, DistributedDataParallel | DataParallel)
+        not keep_torch_compile or isinstance(compiled, DistributedDataParallel | DataParallel | views.View)
     ):
         bare = views.bare(compiled)
     while isinstance(bare, DistributedDataParallel | DataParallel):
