@@ -357,6 +357,7 @@ DOCUMENTED = {
     "_fields_": "ctypes.Structure",
     "_abc_impl": "what ABCMeta adds to a class: left out of it",
     "_render_traceback_": "IPython shows an exception by it",
+    "_ipython_display_": "IPython lets an object display itself by it",
     "_dh": "IPython's history of folders",
     "_ih": "IPython's list of inputs",
     "_oh": "IPython's outputs by number",
