@@ -196,7 +196,8 @@ class Accelerator(Models, Step, Helpers):
 
         Full steps give each rank `batch_size` samples. The last step is split evenly; a rank that gets none repeats
         rank 0's samples with weight 0. Order is a function of (seed, epoch): the seed of the loader's generator,
-        else of `set_seed`. `state_dict` and `load_state_dict` of the result resume it anywhere.
+        else of `set_seed`. `state_dict` and `load_state_dict` of the result resume it anywhere. All ranks call it
+        alike.
 
         Args:
             data_loader: any DataLoader. An `IterableDataset` is read whole by each rank, which keeps its part.
@@ -204,6 +205,10 @@ class Accelerator(Models, Step, Helpers):
             slice_fn_for_dispatch: no effect: rank 0 makes each rank's batch with the loader's own collate function.
             already_sharded: each rank's dataset has other samples than those of the others, so nothing is split.
                 Default: as the dataset's attribute `sharded_by_rank` says, or `datasets.split_dataset_by_node`.
+
+        Raises:
+            ValueError: the ranks' loaders are of several kinds, or over datasets of several lengths; or `split_batches`
+                with a batch size that cannot be split evenly.
         """
         placed = self.device_placement if device_placement is None else device_placement
         if slice_fn_for_dispatch is not None:

@@ -146,6 +146,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
 
     Args:
         dataloader: a prepared loader: the pass is over the epoch that it is in, and ends that epoch. Or a plain one.
+            All ranks do it alike.
         num_batches: how many are left out (of a prepared loader: on each rank), counted from the epoch's start.
 
     Returns:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nbdist import Accelerator, DataLoaderConfiguration, set_seed
 from nbdist.data.parcel import pack, unpack
+from tests.data.test_sharded import in_windows
 from tests.ranks import run_ranks
 from tests.training import Ragged, Shuffling, Stream, linear_at_zero
 
@@ -132,6 +133,9 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     told["dl5"] = dispatching.unwrap_model(model).weight.item()
+    config = DataLoaderConfiguration(dispatch_batches=True)
+    windows = Accelerator(gradient_accumulation_steps=2, dataloader_config=config)
+    told["windows"] = in_windows(windows, Stream([{"x": torch.tensor([float(row)])} for row in range(1, 8)]))
     numbers = dispatching.prepare(DataLoader(Stream(range(9)), batch_size=2))
     told["me3"] = sorted(row for batch in numbers for row in dispatching.gather_for_metrics(batch).tolist())
     return told
@@ -148,6 +152,7 @@ def test_what_rank_0_sends_is_what_each_rank_would_have_read() -> None:
         assert told["nested"] == (True,) * 4
         assert [len(part) for part in told["breaks"]] == [1, 3] and told["after"] == [0, 1]
         assert told["len"] == 3
+        assert told["windows"] == (1 + 2 + 3 + 4) / 4 + (5 + 6 + 7) / 3
         assert told["dl5"] == 2.0 and told["me3"] == list(range(9))
         assert told["seconds"] < 10
         for name in ("rows", "stream", "worker", "start", "unpicklable"):

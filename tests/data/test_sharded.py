@@ -55,6 +55,18 @@ def taken(accelerator: Accelerator, loader: Any, take: int | None = None) -> lis
     ]
 
 
+def in_windows(prepared_by: Accelerator, data: Any) -> float:
+    """The weight after training in windows."""
+    model = linear_at_zero()
+    model, optimizer = prepared_by.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    for batch in prepared_by.prepare(DataLoader(data, batch_size=1)):
+        with prepared_by.accumulate(model):
+            prepared_by.backward(-model(batch["x"]).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    return prepared_by.unwrap_model(model).weight.item()
+
+
 def views(rank: int, ranks: int) -> dict[str, Any]:
     accelerator = Accelerator()
     told: dict[str, Any] = {}
@@ -98,6 +110,7 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     told["weight"] = accelerator.unwrap_model(model).weight.item()
+    told["windows"] = in_windows(prepared_by=Accelerator(gradient_accumulation_steps=2), data=Own((5, 2)[rank], rank))
     # a rank that fails is heard of by all
     started = time.monotonic()
     for at in (0, 2, 9):
@@ -143,6 +156,7 @@ def test_every_rank_makes_the_same_steps_and_each_row_counts_once() -> None:
     assert [len(part) for part in first["breaks"]] == [1, 2, 5] and first["after"] == [0, 1]
     assert first["breaks"][2][4] == ([8], 1, 3, False)
     assert first["weight"] == second["weight"] == (1 + 1) / 2 + 2 + 3
+    assert first["windows"] == second["windows"] == (1 + 1 + 2 + 2) / 4 + (3 + 4) / 2 + 5
     for at in (0, 2, 9):
         assert second[f"fails {at}"] == ("ZeroDivisionError", f"row {at}")
         kind, text = first[f"fails {at}"]
