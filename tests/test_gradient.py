@@ -20,6 +20,11 @@ CASES = st.fixed_dictionaries(
         "tokens": st.booleans(),
         "momentum": st.sampled_from([0.0, 0.9]),
         "epochs": st.just(2),
+        "accumulation": st.integers(1, 4),
+        "across_epochs": st.sampled_from([False, False, False, True]),
+        "sync_each_batch": st.sampled_from([False, False, True]),
+        "zero_grad_first": st.booleans(),
+        "clip": st.sampled_from([0.0, 0.0, 0.3]),
     }
 )
 
@@ -43,12 +48,22 @@ def check(cases: list[dict[str, Any]], answers: list[list[Any]]) -> None:
                 assert sorted(flattened(epoch)) == list(range(case["rows"])), case
 
 
+EXAMPLES = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [1, 2])
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, **EXAMPLES)
 @given(cases=st.lists(CASES, min_size=40, max_size=50))
 def test_any_split_trains_as_one_process_does(ranks: int, cases: list[dict[str, Any]]) -> None:
     check(cases, run_ranks(training.prepared_on_rank, ranks, cases))
+
+
+@pytest.mark.ranks
+@settings(max_examples=2, **EXAMPLES)
+@given(cases=st.lists(CASES, min_size=15, max_size=20))
+def test_any_split_over_four_ranks(cases: list[dict[str, Any]]) -> None:
+    check(cases, run_ranks(training.prepared_on_rank, 4, cases))
 
 
 @pytest.mark.parametrize("sampler", ["shuffled", "weighted", "own"])

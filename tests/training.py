@@ -97,27 +97,44 @@ def loss_of(model: nn.Module, rows: torch.Tensor, tokens: bool) -> tuple[torch.T
     return (each * counts).sum() / counts.sum(), counts.sum()
 
 
+def windows(case: dict[str, Any], epochs: list[list[list[int]]]) -> list[list[int]]:
+    """The samples of each optimizer step: so many micro-batches of an epoch, or of all of them in a row."""
+    size = case.get("accumulation", 1)
+    if case.get("across_epochs"):
+        steps = [step for steps in epochs for step in steps]
+        epochs = [steps[: len(steps) // size * size]]  # what is gathered at the end waits for more
+    grouped = [steps[at : at + size] for steps in epochs for at in range(0, len(steps), size)]
+    return [[row for step in group for row in step] for group in grouped]
+
+
 def in_plain_torch(case: dict[str, Any], epochs: list[list[list[int]]]) -> list[float]:
-    """One process that takes the samples of each step at once."""
+    """One process that takes the samples of each window at once."""
     rows = data(case)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=case["momentum"])
-    for steps in epochs:
-        for step in steps:
-            loss, _ = loss_of(model, rows[step], case["tokens"])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for window in windows(case, epochs):
+        loss, _ = loss_of(model, rows[window], case["tokens"])
+        loss.backward()
+        if case.get("clip"):
+            nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
+        optimizer.step()
+        optimizer.zero_grad()
     return flat(model)
 
 
 def prepared(case: dict[str, Any], strategy: str | None = None) -> tuple[list[float], list[list[list[int]]]]:
     """The case through the Accelerator. Returns the parameters, and this rank's real samples by epoch and step."""
     from nbdist import Accelerator, set_seed
+    from nbdist.kwargs import GradientAccumulationPlugin
 
     set_seed(SEED)
     torch.rand(Accelerator().process_index)  # ranks whose generators differ must not differ in order
-    accelerator = Accelerator(strategy=strategy)
+    plugin = GradientAccumulationPlugin(
+        num_steps=case.get("accumulation", 1),
+        sync_with_dataloader=not case.get("across_epochs"),
+        sync_each_batch=case.get("sync_each_batch", False),
+    )
+    accelerator = Accelerator(strategy=strategy, gradient_accumulation_plugin=plugin)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=case["momentum"])
     optimizer, batches, wrapped = accelerator.prepare(optimizer, loader(case), model)
@@ -125,10 +142,16 @@ def prepared(case: dict[str, Any], strategy: str | None = None) -> tuple[list[fl
     for _ in range(case["epochs"]):
         steps = []
         for batch in batches:
-            loss, weight = loss_of(wrapped, batch, case["tokens"])
-            accelerator.backward(loss, weight=weight)
-            optimizer.step()
-            optimizer.zero_grad()
+            with accelerator.accumulate(wrapped):
+                if case.get("zero_grad_first"):
+                    optimizer.zero_grad()
+                loss, weight = loss_of(wrapped, batch, case["tokens"])
+                accelerator.backward(loss, weight=weight)
+                if case.get("clip"):
+                    accelerator.clip_grad_norm_(wrapped.parameters(), case["clip"])
+                optimizer.step()
+                if not case.get("zero_grad_first"):
+                    optimizer.zero_grad()
             real = accelerator._live[-1].local
             steps.append(batch[:real, 0].int().tolist())
         seen.append(steps)
