@@ -1,6 +1,6 @@
 """What a prepared loop costs a step over plain PyTorch: Linear(8, 8), batch 8, SGD, one thread, one process.
 
-    python benchmarks/accelerator_overhead.py [--steps 2000] [--rounds 7]
+    python benchmarks/accelerator_overhead.py [--steps 2000] [--rounds 7] [--cpu]
 
 All variants run interleaved in one process, so that a machine that slows down hits all alike. The dataset fetches a
 whole batch at once: what a slow dataset costs is not the question here.
@@ -57,7 +57,9 @@ def _stream(steps: int) -> DataLoader:
     return DataLoader(Stream(steps), batch_size=BATCH, collate_fn=torch.stack)
 
 
-def loop(loader: Any, model: Any, optimizer: Any, backward: Callable[[Any], None] | None) -> Callable[[], None]:
+def loop(
+    loader: Any, model: Any, optimizer: Any, backward: Callable[[Any], None] | None, accumulate: Any = None
+) -> Callable[[], None]:
     """One epoch of training, as a function."""
 
     def plain() -> None:
@@ -75,6 +77,16 @@ def loop(loader: Any, model: Any, optimizer: Any, backward: Callable[[Any], None
             optimizer.step()
             optimizer.zero_grad()
 
+    def accumulated() -> None:
+        for batch in loader:
+            with accumulate(model):
+                loss = model(batch).pow(2).mean()
+                loss.backward() if backward is None else backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    if accumulate is not None:
+        return accumulated
     return plain if backward is None else prepared
 
 
@@ -85,37 +97,58 @@ def variants(steps: int) -> dict[str, tuple[str | None, Callable[[], None]]]:
         model = torch.nn.Linear(WIDTH, WIDTH)
         return model, torch.optim.SGD(model.parameters(), lr=0.01), make(steps)
 
-    def all_of(make: Callable[[int], DataLoader]) -> Callable[[], None]:
-        accelerator = Accelerator(cpu=True)
+    def all_of(make: Callable[[int], DataLoader], accumulate: bool = True, window: int = 1) -> Callable[[], None]:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=window)
         model, optimizer, loader = accelerator.prepare(*parts(make))
-        return loop(loader, model, optimizer, accelerator.backward)
+        return loop(loader, model, optimizer, accelerator.backward, accelerator.accumulate if accumulate else None)
 
-    def only(which: str) -> Callable[[], None]:
+    def only(*which: str) -> Callable[[], None]:
         accelerator = Accelerator(cpu=True)
         model, optimizer, loader = parts(_rows)
-        backward = accelerator.backward if which == "backward" else None
-        if which == "loader":
+        if "loader" in which:
             loader = accelerator.prepare(loader)
-        if which == "optimizer":
+        if "optimizer" in which:
             optimizer = accelerator.prepare(optimizer)
-        return loop(loader, model, optimizer, backward)
+        return loop(
+            loader,
+            model,
+            optimizer,
+            accelerator.backward if "backward" in which else None,
+            accelerator.accumulate if "accumulate" in which else None,
+        )
 
-    def plain(make: Callable[[int], DataLoader]) -> Callable[[], None]:
+    def plain(make: Callable[[int], DataLoader], window: int = 1) -> Callable[[], None]:
         model, optimizer, loader = parts(make)
-        return loop(loader, model, optimizer, None)
+        if window == 1:
+            return loop(loader, model, optimizer, None)
+
+        def by_hand() -> None:
+            for number, batch in enumerate(loader, start=1):
+                loss = model(batch).pow(2).mean() / window
+                loss.backward()
+                if number % window == 0 or number == len(loader):
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        return by_hand
 
     return {
         "plain": (None, plain(_rows)),
-        "prepared": ("plain", all_of(_rows)),
-        "loader only": ("plain", only("loader")),
-        "backward only": ("plain", only("backward")),
-        "optimizer only": ("plain", only("optimizer")),
+        "all": ("plain", all_of(_rows)),
+        "all, no accumulate": ("plain", all_of(_rows, accumulate=False)),
+        "loader": ("plain", only("loader")),
+        "accumulate": ("plain", only("accumulate")),
+        "backward": ("plain", only("backward")),
+        "optimizer": ("plain", only("optimizer")),
+        "accumulate+backward": ("plain", only("accumulate", "backward")),
+        "windows by hand": (None, plain(_rows, window=4)),
+        "all, windows of 4": ("windows by hand", all_of(_rows, window=4)),
         "plain stream": (None, plain(_stream)),
-        "prepared stream": ("plain stream", all_of(_stream)),
+        "stream, all": ("plain stream", all_of(_stream)),
     }
 
 
-def measure(steps: int, rounds: int) -> dict[str, list[float]]:
+def measure(steps: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Microseconds a step, one figure a round."""
     loops = variants(steps)
     times: dict[str, list[float]] = {name: [] for name in loops}
@@ -125,9 +158,9 @@ def measure(steps: int, rounds: int) -> dict[str, list[float]]:
         for name, (_, run) in loops.items():
             gc.collect()
             gc.disable()
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[name].append((time.perf_counter() - start) / steps * 1e6)
+            times[name].append((clock() - start) / steps * 1e6)
             gc.enable()
     return times
 
@@ -136,13 +169,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpu", action="store_true", help="time of the processor, on a machine that is not quiet")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    times = measure(options.steps, options.rounds)
+    times = measure(options.steps, options.rounds, time.thread_time if options.cpu else time.perf_counter)
     against = {name: base for name, (base, _) in variants(1).items()}
     print(f"torch {torch.__version__}, {options.steps} steps, {options.rounds} rounds; us a step")
     for name, figures in times.items():
-        line = f"{name:16s} median {statistics.median(figures):7.1f}  min {min(figures):7.1f}"
+        line = f"{name:20s} median {statistics.median(figures):7.1f}  min {min(figures):7.1f}"
         if (base := against[name]) is not None:
             over = statistics.median(figures) - statistics.median(times[base])
             least = min(figures) - min(times[base])
