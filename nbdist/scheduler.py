@@ -59,7 +59,7 @@ class PreparedScheduler:
                 return None
         return self.scheduler.step(*args, **kwargs)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self.scheduler)
 
