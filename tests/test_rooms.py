@@ -51,7 +51,7 @@ MAY = {
     "batch_size": {"messages", "regroup", "state"},
     "local_sgd": {"accelerator", "collectives"},
     "weighing": set(),
-    "accumulation": {"data", "strategies", "weighing"},
+    "accumulation": {"data", "messages", "strategies", "weighing"},
     "scheduler": {"strategies"},
     "precision": {"state", "config", "kwargs"},
     "views": {"precision", "shipping"},
