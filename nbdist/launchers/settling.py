@@ -4,6 +4,7 @@ replaced.
 
 from __future__ import annotations
 
+import ast
 import time
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -208,4 +209,20 @@ def never_came_back(pool: Pool) -> list[str]:
         return []
     request, namespace = run.request, pool.namespace
     changed = {name for name in run.sees if name in namespace and not isinstance(namespace[name], _UNCHANGED)}
-    return sorted(name for name in request.stores | request.deletes | changed if not name.startswith("_"))
+    made = (request.stores | request.deletes | changed) - imported(request.runs.get("source", ""))
+    return sorted(name for name in made if not name.startswith("_"))
+
+
+def imported(source: str) -> set[str]:
+    """Names that code binds by `import` alone: nothing is lost with them."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return set()
+    by_import = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    return by_import - {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
