@@ -29,6 +29,7 @@ class Trouble:
 
     path: str
     value: Any
+    of_a_library: bool = False  # a part of an object that would not work without it
 
     def what(self, error: BaseException) -> str:
         """`a lock, which cannot leave its process`."""
@@ -42,15 +43,18 @@ class Trouble:
 
 def path_to_trouble(name: str, value: Any, packs: Callable[[Any], bool], depth: int = 12) -> Trouble:
     """Descend to the smallest part of a value that `packs` says no to."""
-    path = name
+    path, of_a_library = name, False
     for _ in range(depth):
+        if type(value).__name__ in _PROCESS_BOUND:  # what is in it is no news: a running process and its locks
+            break
         for step, part in _parts(value):
             if not packs(part):
+                of_a_library |= step.startswith(".") and type(value).__module__ != "__main__"
                 path, value = path + step, part
                 break
         else:
             break
-    return Trouble(path, value)
+    return Trouble(path, value, of_a_library)
 
 
 def too_deep(value: Any, error: BaseException) -> str:
@@ -116,10 +120,13 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def advice_for(name: str, value: Any, trouble: Trouble) -> str:
-    """What the user can do."""
+def advice_for(name: str, value: Any, trouble: Trouble, inside: str = "") -> str:
+    """What the user can do; `inside`: the function that is called, where this is not about a cell and a variable."""
     if isinstance(trouble.value, RankedValue) and handle_facts(trouble.value).dead:
         return f"Run the cell that made it again, or `del {name}`"
+    create = f"Create it inside {inside or 'the cell'}"
     if trouble.path == name:
-        return "Create it inside the cell, or give the notebook's variable another name"
-    return f"Create it inside the cell, or take {trouble.path} out before (`del`)"
+        return create if inside else f"{create}, or give the notebook's variable another name"
+    if trouble.of_a_library or isinstance(value, types.FunctionType):
+        return f"Create {name} inside {inside or 'the cell'}" if not inside else create
+    return f"{create}, or take {trouble.path} out before (`del`)"

@@ -101,27 +101,37 @@ class Sending:
         if frame.sort == BIND:
             raise self._cannot(frame.key, self.namespace[frame.key], failure.error) from None
         if frame.sort == EXTRA:
-            raise self._cannot("the arguments", frame.content, failure.error) from None
+            raise self._cannot_call(frame.content, failure.error) from None
         node = plan.updates.pop(frame.key)[0]
         for name in sorted(self.hard):
             reached = self.table.walker.walk([(name, self.namespace[name])], light=True)
             if id(node.value) in reached.nodes:
                 raise self._cannot(name, self.namespace[name], failure.error) from None
 
-    def _cannot(self, name: str, value: Any, error: BaseException) -> CannotShip:
+    def _packs(self, part: Any) -> bool:
+        try:
+            self.encoder.measure([Frame(BIND, "", part)], {}, lambda key: None)
+        except FrameFailed:
+            return False
+        return True
+
+    def _cannot_call(self, extra: Any, error: BaseException) -> CannotShip:
+        """What is wrong with a function and its arguments."""
+        if not (isinstance(extra, tuple) and len(extra) == 3 and isinstance(extra[2], dict)):
+            return self._cannot("what goes with the cell", extra, error)
+        function, arguments, keywords = extra
+        called = getattr(function, "__name__", type(function).__name__)
+        parts = {called: function, **{f"args[{place}]": one for place, one in enumerate(arguments)}, **keywords}
+        for name, part in parts.items():
+            if not self._packs(part):
+                return self._cannot(name, part, error, inside=called)
+        return self._cannot("the arguments", extra, error, inside=called)
+
+    def _cannot(self, name: str, value: Any, error: BaseException, inside: str = "") -> CannotShip:
         deep = too_deep(value, error)
         if deep:
-            advice = "Create it inside the cell, or keep it flatter (a list in place of links)"
+            advice = f"Create it inside {inside or 'the cell'}, or keep it flatter (a list in place of links)"
             return CannotShip(name, name, type(value).__name__, f"it is {deep}", advice)
-
-        def packs(part: Any) -> bool:
-            try:
-                self.encoder.measure([Frame(BIND, name, part)], {}, lambda key: None)
-            except FrameFailed:
-                return False
-            return True
-
-        trouble = path_to_trouble(name, value, packs)
-        return CannotShip(
-            name, trouble.path, type(value).__name__, trouble.what(error), advice_for(name, value, trouble)
-        )
+        trouble = path_to_trouble(name, value, self._packs)
+        advice = advice_for(name, value, trouble, inside)
+        return CannotShip(name, trouble.path, type(value).__name__, trouble.what(error), advice)

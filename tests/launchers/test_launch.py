@@ -390,3 +390,14 @@ def test_with_the_usual_guard(tmp_path: Path) -> None:
         """,
     )
     assert done.stdout == "once [0: '__main__', 1: '__main__']\n"
+
+
+def test_an_argument_that_cannot_travel_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    lock = threading.Lock()
+    inside = r"a lock, which cannot leave its process\. Create it inside who"
+    with pytest.raises(CannotShip, match=r"^cannot ship 'args\[1\]' \(lock\): " + inside + "$"):
+        nbdist.launch(who, 1, lock, ranks=2)
+    with pytest.raises(CannotShip, match=r"'args\[0\]' \(list\): args\[0\]\[0\] is " + inside + ", or take"):
+        nbdist.launch(who, [lock], ranks=2)
+    with pytest.raises(CannotShip, match=r"'held' \(lock\): " + inside + "$"):
+        nbdist.launch(who, held=lock, ranks=2)
