@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -122,7 +123,8 @@ class TensorKind(Kind):
                 copy = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
                 return None, digest_of(*tensor_extent(copy))
         stream = io.BytesIO()
-        pickle.Pickler(stream, 5).dump(value.detach())
+        with warnings.catch_warnings(action="ignore"):  # torch's, about kinds of tensors that may change
+            pickle.Pickler(stream, 5).dump(value.detach())
         return xxhash.xxh3_64_intdigest(stream.getbuffer())
 
     def children(self, value: Any, references: tuple[Any, ...]) -> Iterable[Any]:

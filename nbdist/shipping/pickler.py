@@ -50,6 +50,7 @@ from nbdist.shipping.rebuilding import (
     make_tensor,
     make_typed_storage,
     ranks_own,
+    rebuild_quietly,
     scope_of,
     set_function,
     set_read_only,
@@ -260,6 +261,10 @@ class Packer(cloudpickle.Pickler):
             return (make_copy, on_cpu, state, *setter) if state is not None else (make_copy, on_cpu)
         if not leaf and exact:
             return itself, (value.detach(),)
+        if exact and (value.layout is not torch.strided or value.is_quantized or value.is_nested):
+            with warnings.catch_warnings(action="ignore"):
+                function, arguments, *more = value.__reduce_ex__(5)
+            return rebuild_quietly, (function, arguments), *more
         return None
 
     def _held(self, value: Any, address: int, length: int) -> tuple[Any, int] | None:

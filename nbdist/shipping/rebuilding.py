@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from typing import Any
 
 from nbdist.shipping.kinds_memory import put_gradient
@@ -12,6 +13,12 @@ from nbdist.shipping.views import move_into
 def itself(value: Any) -> Any:
     """For what travels as another object in its place."""
     return value
+
+
+def rebuild_quietly(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """A tensor of a kind about which torch warns whenever one is made: who made it here was nobody's cell."""
+    with warnings.catch_warnings(action="ignore"):
+        return function(*arguments)
 
 
 def ranks_own(side: Any, key: str, name: str, path: tuple[str, ...]) -> Any:

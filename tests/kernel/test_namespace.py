@@ -730,3 +730,38 @@ def test_a_gibibyte_is_shared_until_written(nb: Notebook) -> None:
     nb.ranks("mine_still = big[0].item()")
     assert nb.value("list(ranks['mine_still'])") == [10.0, 11.0]
     nb.ok("del big")
+
+
+UNSHIPPABLE = """
+import subprocess, threading
+class Own: pass
+own = Own(); own.lock = threading.Lock()
+process = subprocess.Popen(['true']); process.wait()
+script = torch.jit.script(torch.nn.Linear(1, 1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("process", "'process' (Popen): a running process, which cannot leave its process. Create it inside the cell"),
+        ("script", "Create script inside the cell"),
+        ("own", "Create it inside the cell, or take own.lock out before (`del`)"),
+    ],
+)
+def test_only_what_an_object_can_spare_is_to_be_taken_out(nb: Notebook, name: str, said: str) -> None:
+    nb.ok("import torch" + UNSHIPPABLE)
+    told = nb.fails(f"print({name})").text
+    assert said in told
+    assert ("`del`" in told) == (name == "own")
+
+
+def test_kinds_of_tensors_come_back_without_torchs_warnings(nb: Notebook) -> None:
+    make = "import torch, warnings\nwith warnings.catch_warnings(action='ignore'):\n    "
+    kinds = (
+        "q = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)\n    s = torch.eye(3).to_sparse_csr()\n    "
+        "n = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])"
+    )
+    assert nb.ranks(make + kinds).stderr == ""
+    again = nb.ranks("print(q.dtype, s.layout, n.is_nested)")
+    assert (again.stdout, again.stderr) == ("torch.quint8 torch.sparse_csr True\n", "")
