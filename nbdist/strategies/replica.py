@@ -25,6 +25,7 @@ _SPECIAL = (
     "__exit__",
 )  # fmt: skip
 _PATH = ("_pre_forward", "_post_forward")
+_COMPILED = "_nbdist_compiled_inside"  # some of its modules had a compiled call when it was made
 _OPEN = "_nbdist_open"  # the wrapper is made: what it does not have is the module's
 
 
@@ -84,6 +85,7 @@ def open_up(wrapped: DistributedDataParallel, module: torch.nn.Module) -> None:
         wrapped.__class__ = class_for(module)
     wrapped.module = module
     vars(wrapped)[_OPEN] = True
+    vars(wrapped)[_COMPILED] = any(getattr(one, "_compiled_call_impl", None) is not None for one in module.modules())
     hidden = sorted(name for name in _own_names(module) if _has(wrapped, name) and not _same(wrapped, module, name))
     if hidden:
         warnings.warn(
@@ -135,7 +137,7 @@ def _through(wrapped: Any, method: Callable[..., Any]) -> Callable[..., Any]:
         if not (torch.is_grad_enabled() and wrapped.require_backward_grad_sync) or not _can_go():
             return method(*args, **kwargs)
         begin = _Begin(wrapped)
-        if _compiles(wrapped.module):
+        if vars(wrapped).get(_COMPILED, False):
             begin()  # the first call of a module may be inside compiled code, where no hook of ours runs
         else:
             begin.handle = torch.nn.modules.module.register_module_forward_pre_hook(begin.at_a_module)
@@ -174,7 +176,3 @@ class _Begin:
 def _can_go() -> bool:
     """Has this torch the two halves of DDP's forward? Without them gradients are averaged all the same, by arming."""
     return all(hasattr(DistributedDataParallel, name) for name in _PATH)
-
-
-def _compiles(module: torch.nn.Module) -> bool:
-    return any(getattr(one, "_compiled_call_impl", None) is not None for one in module.modules())
