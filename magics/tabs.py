@@ -215,6 +215,11 @@ class TabsScreen:
             self._put(page, words)
 
     @property
+    def ahead(self) -> frozenset[int]:
+        """No rank waits for another: they are not compared."""
+        return frozenset()
+
+    @property
     def held(self) -> int:
         """Letters and bytes that are kept."""
         return sum(tab.held for tab in list(self._tabs.values()))

@@ -18,13 +18,32 @@ _MARK = "\x00"  # stands for a time in a key
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
+class Long(str):
+    """What is kept of a line that is too long to be kept whole. `key`: what the whole line is compared by."""
+
+    key: str
+
+    @classmethod
+    def of(cls, kept: str, key: str) -> Long:
+        line = cls(kept)
+        line.key = key
+        return line
+
+
+def key_of_long(size: int, digest: str) -> str:
+    """Args: size: bytes of the line in UTF-8; digest: blake2b of them, of 16 bytes."""
+    return f"{_MARK}{size} {digest}"
+
+
 def key(text: str, of_display: bool = False) -> str:
     """A line without its times and colours. Two lines with the same key may be the same but for when they were
     written: `near` says whether they are. Of what is displayed only addresses are taken out.
     """
     if len(text) > LONGEST:
+        if isinstance(text, Long):
+            return text.key
         raw = text.encode("utf-8", "surrogatepass")
-        return f"{_MARK}{len(raw)} {hashlib.blake2b(raw, digest_size=16).hexdigest()}"
+        return key_of_long(len(raw), hashlib.blake2b(raw, digest_size=16).hexdigest())
     if of_display:
         return times.ADDRESS.sub(_MARK, text)
     if "\x1b" in text:

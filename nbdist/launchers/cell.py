@@ -21,6 +21,7 @@ from nbdist.shipping.link import Message
 GRACE_AFTER_FAILURE = 0.3  # seconds for the other ranks to fail by themselves, before they are interrupted
 MARKS = 3  # pipes of a rank, each with a mark at the end of a cell
 OUTPUT_LIMIT = 1.0  # seconds without any output for the marks to come, after the last rank is done
+DROPPED_TOLD = 4096  # bytes of dropped text above which that is worth a word
 DRAIN = 0.05  # seconds for what had come before a limit
 
 
@@ -46,6 +47,7 @@ class CellRun:
         self.arrival: Arrival | None = None
         self.committed = False
         self.shown = 0  # pieces of text
+        self.dropped = 0  # bytes of text that are not shown
         self.presses = 0  # of the stop button
         self.stoppable = True
         self.accepted = False
@@ -80,8 +82,6 @@ class CellRun:
 
     def handle(self, event: Event) -> None:
         if event.what == "text":
-            assert self.pool.reader is not None
-            self.pool.reader.taken(event)
             self.shown += 1
             self.screen.text(event.rank, event.stream, event.value)
         elif event.what == "control":
@@ -91,7 +91,7 @@ class CellRun:
         elif event.what == "mark":
             self.marks[event.rank] = self.marks.get(event.rank, 0) + 1
         elif event.what == "dropped":
-            self.screen.notice(f"{event.value / 1e6:.1f} MB of output were dropped here: more than can be shown")
+            self.dropped += event.value
         elif event.what == "pressed":
             if self.stoppable:
                 self.stoppable = False
@@ -142,6 +142,8 @@ class CellRun:
                 self.handle(event)
             else:
                 self.screen.tick()
+            if self.pool.reader is not None:
+                self.pool.reader.hold(self.screen.ahead)
         return True
 
     def ask(self, ranks: Sequence[int], kind: str, limit: float, /, **fields: Any) -> dict[int, Any]:
@@ -163,6 +165,7 @@ class CellRun:
         pool = self.pool
         assert pool.reader is not None
         interrupted, trouble = False, None
+        pool.reader.dropping = False
         pool.reader.listening, pool.busy = True, True
         try:
             with on_press(self._pressed):
@@ -186,6 +189,7 @@ class CellRun:
             pool.cells += 1
             if pool.reader is not None:
                 pool.reader.listening, pool.reader.running = False, 0
+                pool.reader.hold(frozenset())
                 self._pass_on()
             pool.last_used = time.monotonic()
 
@@ -193,6 +197,7 @@ class CellRun:
         """The stop button, in a signal handler: what it does may be done there, and wakes `pump`."""
         self.presses += 1
         if self.pool.reader is not None:
+            self.pool.reader.drop_what_is_too_much()
             self.pool.reader.put_urgent(Event(-1, "pressed"))
 
     def _pass_on(self) -> None:
@@ -235,6 +240,8 @@ class CellRun:
         self.stoppable = False
         patience = PACKING if self.in_code() else PACKING_PRESSED
         self.stop = Stop(self)
+        if self.pool.reader is not None:
+            self.pool.reader.drop_what_is_too_much()
         self.stop.descend(agree)
         let_them_pack(self, patience)
         self.pump(lambda: not self._outstanding(), 0.0)
@@ -254,6 +261,8 @@ class CellRun:
                 self._stop(agree=not self._someone_failed())
         self._show_the_rest(patient=not self._outstanding() and self.stop is None)
         self.screen.finish()
+        if self.dropped > DROPPED_TOLD:
+            self.screen.notice(f"stopped: {self.dropped / 1e6:.1f} MB that the ranks had written are not shown")
         self.accept()
         failure = self._failure(interrupted)
         if self._outstanding() or failure is not None or interrupted or trouble is not None or self.died_at:
@@ -286,16 +295,11 @@ class CellRun:
             seen = self.shown  # as long as something comes
 
     def _drop_the_rest(self) -> None:
-        dropped = 0
         while (event := self.pool.next_event(0)) is not None:
             if event.what == "text":
-                assert self.pool.reader is not None
-                self.pool.reader.taken(event)
-                dropped += len(event.value)
+                self.dropped += len(event.value)
             elif event.what != "display":
                 self.handle(event)
-        if dropped > 4096:
-            self.screen.notice(f"stopped: {dropped / 1e6:.1f} MB that the ranks had written are not shown")
 
     def accept(self) -> None:
         """Put the results in place, once the lead rank has sent them."""

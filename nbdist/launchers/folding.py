@@ -8,7 +8,7 @@ behind it, and may have lines of their own; nothing here waits for ever, and not
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ from nbdist.launchers.lead_lines import LeadLines
 MOVED_ON = 0.25  # seconds that a line waits when the lead has written others in its place
 BEHIND = 1.0  # ... when the lead has written nothing more: it may be slower
 WRITING = 4.0  # ... more at most, while the lead is at a line that it has not ended
-MOST_WAITING, MOST_WAITING_LETTERS = 10_000, 16 << 20  # lines of one rank that wait
+MOST_WAITING, MOST_WAITING_LETTERS = 100_000, 16 << 20  # lines of one rank that wait
+FAR_LINES, FAR_LETTERS = 10_000, 1 << 20  # by which a rank may be ahead of another before it had better wait
 LOOK = 32  # waiting lines of a rank that are looked up for the place where it goes on with the lead
 NEAR = 8  # lines skipped, by either, without more evidence than one equal line
 SURE = 3  # ... by a line that the lead wrote more than once
@@ -40,11 +41,17 @@ class Shown:
 @dataclass
 class _Line:
     text: str
-    key: str
+    own_key: str | None  # None: to be had from the text
     since: float
     what: Any = None
     bar: bool = False
     forms: list[str] | None = None  # keys of the lead that it would match, but for the rank
+
+    @property
+    def key(self) -> str:
+        if self.own_key is None:
+            self.own_key = alike.key(self.text)
+        return self.own_key
 
 
 @dataclass
@@ -55,6 +62,7 @@ class _Other:
     last: Item | None = None  # the last line of its own
     absent: tuple[int, int] = (0, 0)  # so many of its first waiting lines are not among the lead's up to this number
     far: bool = False  # its first waiting line has its match far on, and needs evidence
+    own: int = 0  # letters that it wrote and the lead did not
 
 
 @dataclass
@@ -107,21 +115,29 @@ class Folder:
         if rank == self.lead:
             self._heard = now
             for text in lines:
-                self._add_lead(text, key or alike.key(text), now, what)
+                self._add_lead(text, key, now, what)
             for other in self._others:
                 self._settle(other, now)
         else:
             mine = self._others.get(rank)
             if mine is None:
                 mine = self._others[rank] = _Other()
+            if key is None and not mine.waiting and not self.hold_lead:
+                lines = list(lines)
+                mine.at = max(mine.at, self._lines.first)
+                count = self._lines.equal(mine.at, lines)
+                mine.at += count
+                lines = lines[count:]
             for text in lines:
-                mine.waiting.append(_Line(text, key or alike.key(text), now, what, bar))
+                mine.waiting.append(_Line(text, key, now, what, bar))
                 mine.letters += len(text)
             self._settle(rank, now)
 
-    def _add_lead(self, text: str, key: str, now: float, what: Any) -> None:
-        known = len(text) <= alike.LONGEST and not key.startswith(DISPLAY)
-        place = self._lines.add(text if known else "", key)
+    def _add_lead(self, text: str, key: str | None, now: float, what: Any) -> None:
+        if key is None and (len(text) > alike.LONGEST or text.startswith(DISPLAY)):
+            key = alike.key(text)
+        known = key is None or not (len(text) > alike.LONGEST or key.startswith(DISPLAY))
+        place = self._lines.add(text if known else None, key)
         if self.hold_lead:
             self._held.append(Item(place, text, now, {self.lead}, what))
 
@@ -134,9 +150,9 @@ class Folder:
 
     def _same(self, line: _Line, rank: int, place: int) -> bool:
         """Whether this line is the lead's at that place."""
-        text, key = self._lines[place]
-        if text == line.text != "":
+        if line.text and self._lines.is_text(place, line.text):
             return True
+        text, key = self._lines[place]
         return (line.key == key or key in self._forms(line, rank)) and self._near(line, text)
 
     @staticmethod
@@ -146,8 +162,11 @@ class Folder:
 
     def _find(self, line: _Line, rank: int, start: int) -> tuple[int, bool] | None:
         """The first line of the lead from `start` on that is this one, and whether it is the only such."""
+        if start >= self._lines.end:
+            return None
         keys = (line.key, *self._forms(line, rank))
-        return self._lines.find(keys, start, lambda text: self._near(line, text))
+        needed = min(other.at for other in self._others.values()) if self._known else 0
+        return self._lines.find(keys, start, needed, lambda text: self._near(line, text))
 
     def _settle(self, rank: int, now: float, force: bool = False) -> None:
         """Fold what can be folded, and let go of what has waited long enough."""
@@ -156,6 +175,8 @@ class Folder:
         while waiting:
             other.at = max(other.at, self._lines.first)
             line = waiting[0]
+            if not self.hold_lead and other.at < self._lines.end and self._goes_on(other, line):
+                continue
             if other.at < self._lines.end and self._same(line, rank, other.at):
                 self._fold(rank, other, line)
                 continue
@@ -176,6 +197,14 @@ class Folder:
             if not (force or full or now >= limit):
                 break
             self._differs(rank, other, now, self._lines.end)
+
+    def _goes_on(self, other: _Other, line: _Line) -> bool:
+        """Fold the first waiting line if it is the very same as the lead's; nothing more needs to be known of it."""
+        if not line.text or not self._lines.is_text(other.at, line.text):
+            return False
+        self._take(other)
+        other.at += 1
+        return True
 
     def _sync(self, other: _Other, rank: int, force: bool) -> tuple[int, int] | None:
         """Where this rank goes on with the lead: (the lead's line, how many waiting lines come before that); the
@@ -251,6 +280,7 @@ class Folder:
         place, before the lead's line `limit` at the latest.
         """
         line = self._take(other)
+        other.own += len(line.text)
         shape = _shape(line.key)
         # behind its counterpart: `loss 0.3` behind `loss 0.2`
         if other.at < limit and shape == _shape(self._lines[other.at][1]):
@@ -287,6 +317,23 @@ class Folder:
             else:
                 break
         return [Shown(tuple(sorted(item.ranks)), item.text, item.what) for item in out]
+
+    def ahead(self, comes: Callable[[int], bool]) -> set[int]:
+        """Ranks that are far ahead of another one that writes the same: unless they wait for it, more is kept than is
+        good, and in the end no longer known as equal.
+
+        Args:
+            comes: whether a rank writes a lot just now.
+        """
+        far: set[int] = set()
+        for rank, other in self._others.items():
+            if other.own > FAR_LETTERS // 4:
+                continue  # it goes its own way
+            if comes(self.lead) and (len(other.waiting) > FAR_LINES or other.letters > FAR_LETTERS):
+                far.add(rank)
+            if comes(rank) and self._lines.ahead_of(other.at, FAR_LINES, FAR_LETTERS):
+                far.add(self.lead)
+        return far
 
     @property
     def held(self) -> int:

@@ -230,8 +230,6 @@ class Pool:
 
     def deliver_late(self, event: Event) -> None:
         """What was taken from the reader, and no cell runs that would show it."""
-        if self.reader is not None:
-            self.reader.taken(event)
         self.late(event)
 
     # ---------------------------------------------------------------- signals

@@ -1,4 +1,6 @@
-"""Everything the ranks of a pool say, read by one thread, always, so that no rank ever waits for the notebook.
+"""Everything the ranks of a pool say, read by one thread. Control messages are read always; text as far as there is
+room for it: a rank that floods waits in its `print` until the notebook has shown what came before, as with a pipe to
+a slow reader, and nothing is lost. It does not wait once Stop was pressed, or the cell has failed.
 
 Control messages and text come out in one queue while a cell is running; text that comes when none is, or that an
 earlier cell's threads wrote, goes to `late`.
@@ -20,14 +22,17 @@ from typing import Any
 from nbdist.shipping.link import Link, LinkClosed, Message
 from nbdist.shipping.wire import DISPLAY, ERR, MARK, OUT, RECORD
 
-# Bytes of text that may wait for the notebook to show them; past that the middle is dropped, and it is said.
-MOST_PENDING = 64 << 20
+# What may wait of one rank's text and displays for the notebook to show it; past that the rank waits, or, after a Stop,
+# the text is dropped, and it is said. In bytes, and as many for each line.
+MOST_PENDING, A_LINE = 4 << 20, 40
+A_LOOK = 0.01  # seconds between looks whether there is room again
 
 
 @dataclass
 class Event:
     """`what`: "control" (message), "text" (stream "stdout" or "stderr", data), "display" (message), "mark",
-    "closed" (a pipe), "dropped". `cell` is the number of the cell that wrote a text or display, 0 where nobody knows.
+    "closed" (a pipe), "dropped" (bytes of text). `cell` is the number of the cell that wrote a text or display, 0 where
+    nobody knows; `cost` is what it takes of MOST_PENDING.
     """
 
     rank: int
@@ -35,6 +40,7 @@ class Event:
     value: Any = None
     stream: str = ""
     cell: int = 0
+    cost: int = 0
 
 
 _WAKE = Event(-1, "wake")
@@ -58,8 +64,13 @@ class Reader:
         # Answers to these queries go here, past the runner of a cell: asked by another thread.
         self.asides: dict[int, queue.SimpleQueue[tuple[int, Any]]] = {}
         self._mark = mark
-        self._put_bytes = 0  # written by the reading thread only
-        self._taken_bytes = 0  # and this by the taking one
+        self._put_cost = [0] * len(links)  # of each rank; written by the reading thread only
+        self._taken_cost = [0] * len(links)  # and this by the taking one
+        self._pipes = pipes
+        self._closed: set[int] = set()  # pipes
+        self._paused: set[int] = set()  # ranks whose pipes are not read for now
+        self.held: frozenset[int] = frozenset()  # ranks that are ahead of others, and wait for them
+        self.dropping = False  # nobody waits: what there is no room for is dropped
         self._dropped = 0
         self._rest: dict[int, bytes] = {}
         self._displays: dict[tuple[int, bytes], list[bytes]] = {}
@@ -93,28 +104,37 @@ class Reader:
             except queue.Empty:
                 return self._urgent.popleft() if self._urgent else None
             if event is not _WAKE:
+                if event.cost:
+                    self._taken_cost[event.rank] += event.cost
                 return event
+
+    def hold(self, ranks: frozenset[int]) -> None:
+        """The text of these ranks is left in their pipes until this is called without them."""
+        if ranks != self.held:
+            self.held = ranks
+            os.write(self._wake_write, b"h")
+
+    def drop_what_is_too_much(self) -> None:
+        """From here on no rank waits for the notebook. May be called in a signal handler."""
+        self.dropping = True
 
     def put_urgent(self, event: Event) -> None:
         """May be called in a signal handler: both puts are reentrant."""
         self._urgent.append(event)
         self._events.put(_WAKE)
 
-    def taken(self, event: Event) -> None:
-        """The runner has shown this text."""
-        if event.what == "text":
-            self._taken_bytes += len(event.value)
-
     def _put(self, event: Event) -> None:
         shows = event.what in ("text", "display")
         if shows and self.late is not None and (not self.listening or event.cell not in (0, self.running)):
             self.late(event)
             return
-        if event.what == "text":
-            if self._put_bytes - self._taken_bytes > MOST_PENDING:
-                self._dropped += len(event.value)
-                return
-            self._put_bytes += len(event.value)
+        if shows:
+            if event.what == "text":
+                if self.dropping and self._full(event.rank):
+                    self._dropped += len(event.value)
+                    return
+                event.cost = len(event.value) + A_LINE * event.value.count(b"\n")
+            self._put_cost[event.rank] += event.cost
         elif event.what in ("control", "closed"):
             aside = self.asides.get(event.value.fields.get("query")) if event.what == "control" else None
             if aside is not None:
@@ -133,24 +153,45 @@ class Reader:
     def _read(self) -> None:
         ended = False
         while self._selector.get_map():
-            ready = self._selector.select(0 if ended else None)
+            ready = self._selector.select(0 if ended else A_LOOK if self._paused else None)
             if ended and not ready:
                 break
             for key, _ in ready:
                 rank, kind = key.data
                 if kind == "end":
-                    ended = True
-                    self._selector.unregister(key.fileobj)
+                    if b"x" in os.read(key.fd, 4096):
+                        ended = True
+                        self._selector.unregister(key.fileobj)
                 elif kind == "control":
                     self._read_control(key.fileobj, rank)
                 else:
                     self._read_pipe(key.fd, rank, kind)
+            self._pause_and_go_on()
+        for fd in [fd for rank in self._paused for fd in self._pipes[rank] if fd not in self._closed]:
+            os.close(fd)
         for key in list(self._selector.get_map().values()):
             if key.data[1] not in ("control", "end"):
                 os.close(key.fd)
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    def _full(self, rank: int) -> bool:
+        return self._put_cost[rank] - self._taken_cost[rank] > MOST_PENDING
+
+    def _pause_and_go_on(self) -> None:
+        """Leave alone the pipes of ranks for whose text there is no room, or that are far ahead of others."""
+        wait = set()
+        if self.listening and not self.dropping:
+            wait = {rank for rank in range(len(self._pipes)) if rank in self.held or self._full(rank)}
+        for rank in wait ^ self._paused:
+            for fd, kind in zip(self._pipes[rank], ("stdout", "stderr", "records"), strict=True):
+                if fd not in self._closed:
+                    if rank in wait:
+                        self._selector.unregister(fd)
+                    else:
+                        self._selector.register(fd, selectors.EVENT_READ, (rank, kind))
+        self._paused = wait
 
     def _read_control(self, link: Any, rank: int) -> None:
         try:
@@ -171,6 +212,7 @@ class Reader:
         if not data:
             self._selector.unregister(fd)
             os.close(fd)
+            self._closed.add(fd)
             rest = self._rest.pop(fd, b"")
             if rest and kind != "records":
                 self._put(Event(rank, "text", rest, kind))
@@ -228,6 +270,7 @@ class Reader:
                 parts.append(body[8:])
                 if kind == DISPLAY:
                     del self._displays[rank, body[:8]]
-                    self._put(Event(rank, "display", pickle.loads(b"".join(parts)), cell=cell))
+                    body = b"".join(parts)
+                    self._put(Event(rank, "display", pickle.loads(body), cell=cell, cost=len(body)))
         flush()
         return data[at:]

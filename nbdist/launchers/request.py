@@ -24,6 +24,9 @@ class Screen(Protocol):
     def notice(self, line: str) -> None: ...
     def tick(self) -> None: ...
     def finish(self) -> None: ...
+    @property
+    def ahead(self) -> frozenset[int]:
+        """Ranks that are far ahead of others that write the same: their text had better wait."""
 
 
 @dataclass

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
-LONGEST_ROW = 16 << 20  # characters after which a line without an end is one all the same
+from nbdist.launchers import alike
+
+LONG_ROW = 1 << 16  # letters after which a line without an end is no more than compared ...
+KEPT = 4 << 20  # ... and so many of it are kept
 MOST_ROWS = 50  # that the cursor may go back up
 
 _CONTROL = re.compile(r"\n|\r|\b|\x08|\x1b\[[0-9;?]*[A-Za-z]|\x1b[@-Z\\^_]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _SIMPLE = re.compile(r"[\r\x08\x1b]")
+
+
+class _LongRow:
+    """A line that is too long to be kept whole, or to be edited: digested as it comes."""
+
+    def __init__(self, text: str) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._pieces: list[str] = []
+        self._kept = self._size = self._letters = 0
+        self.add(text)
+
+    def add(self, text: str) -> None:
+        raw = text.encode("utf-8", "surrogatepass")
+        self._digest.update(raw)
+        self._size += len(raw)
+        self._letters += len(text)
+        if self._kept < KEPT and text:
+            self._pieces.append(text[: KEPT - self._kept])
+            self._kept += len(self._pieces[-1])
+
+    def line(self) -> alike.Long:
+        more = self._letters - self._kept
+        kept = "".join(self._pieces) + (f" ... ({more:,} more letters of this line)" if more else "")
+        return alike.Long.of(kept, alike.key_of_long(self._size, self._digest.hexdigest()))
 
 
 class Rows:
@@ -22,13 +50,28 @@ class Rows:
         self._rows = [""]
         self._row = self._column = 0
         self._depth = 0
+        self._long: _LongRow | None = None
         self._rest = ""  # of an escape sequence that was cut by a read
         self.moved = False  # carriage returns were used: a progress bar
 
     def feed(self, text: str) -> list[str]:
         """The lines that this text ends."""
+        if self._long is not None:
+            first, newline, text = text.partition("\n")
+            self._long.add(first)
+            if not newline:
+                return []
+            line, self._long = self._long.line(), None
+            return [line, *self.feed(text)]
         text = self._rest + text
         self._rest = ""
+        over = self._fed(text)
+        if len(self._rows) == 1 and len(self._rows[0]) > LONG_ROW and not self._depth:
+            self._long = _LongRow(self._rows[0] + self._rest)
+            self._rows, self._column, self._rest = [""], 0, ""
+        return over
+
+    def _fed(self, text: str) -> list[str]:
         if not self._depth and _SIMPLE.search(text) is None:
             return self._plain(text)
         escape = text.rfind("\x1b", -64)
@@ -44,7 +87,8 @@ class Rows:
 
     def rest(self) -> list[str]:
         """What is left when no more comes: the open lines; the last one is left out when it is empty."""
-        rows = self._rows
+        rows: list[str] = self._rows if self._long is None else [self._long.line()]
+        self._long = None
         self._rows, self._row, self._column, self._rest = [""], 0, 0, ""
         while rows and not rows[-1]:
             rows.pop()
@@ -52,6 +96,8 @@ class Rows:
 
     def open(self) -> list[str]:
         """The lines that may still change, as they are now."""
+        if self._long is not None:
+            return [self._long.line()]
         return self._rows if self._rows != [""] else []
 
     def _plain(self, text: str) -> list[str]:
@@ -63,9 +109,6 @@ class Rows:
             row = row[: self._column] + first + row[self._column + len(first) :]
         if not newline:
             self._rows[0], self._column = row, self._column + len(first)
-            if len(row) > LONGEST_ROW:
-                self._rows[0], self._column = "", 0
-                return [row]
             return []
         *whole, last = more.split("\n")
         self._rows[0], self._column = last, len(last)
@@ -123,7 +166,4 @@ class Rows:
         if over:
             del self._rows[: len(over)]
             self._row -= len(over)
-        if len(self._rows[self._row]) > LONGEST_ROW and not self._depth:
-            over = [*over, self._rows[self._row]]
-            self._rows[self._row], self._column = "", 0
         return over

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbdist.launchers import alike
 from nbdist.launchers.folding import DISPLAY, END, Folded, Folder, Shown
+from nbdist.launchers.pace import Pace
 from nbdist.launchers.rows import Rows
 
 MODES = ("merged", "all", "rank0", "none")
@@ -55,6 +56,7 @@ class MergedScreen:
         known = None if ranks is None else tuple(ranks)
         self._alone = known is not None and len(known) == 1
         self._folders = {stream: Folder(lead, known, hold_lead=mode == "all") for stream in STREAMS}
+        self._pace = {stream: Pace() for stream in STREAMS}
         self._at_start = {"stdout": True, "stderr": True}  # rank 0's cursor is at the start of a line
         self._rich: dict[int, int] = {}  # how many displays of its own a rank had
         self._named: dict[str, dict[str, Any]] = {}  # another rank's display that may be updated, by its name here
@@ -78,6 +80,7 @@ class MergedScreen:
             rows = self._rows[rank, stream] = Rows()
         now = time.monotonic()
         folder = self._folders[stream]
+        self._pace[stream].add(rank, len(text), now)
         folder.add(rank, rows.feed(text), now, rows.moved)
         if folder.waiting:
             self._release(stream, now)
@@ -233,6 +236,16 @@ class MergedScreen:
         told = folded(self._folders.values(), self._each)
         if told:
             self._write_lines("stdout", told + "\n")
+
+    @property
+    def ahead(self) -> frozenset[int]:
+        """Ranks that are far ahead of others that write the same: their text had better wait."""
+        now = time.monotonic()
+        far = [
+            folder.ahead(lambda rank, pace=self._pace[stream]: pace.floods(rank, now))
+            for stream, folder in self._folders.items()
+        ]
+        return frozenset().union(*far)
 
     @property
     def held(self) -> int:
