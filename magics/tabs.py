@@ -19,7 +19,8 @@ from nbdist.magics.output import Beneath, publish
 EVERY = 0.4  # seconds between updates while it runs
 LIVE_LINES = 60  # of all ranks together, while it runs
 LIVE_WIDTH = 400  # letters of a line, while it runs
-MOST_LINES, MOST_LETTERS = 2_000, 500_000  # of one rank that are kept
+MOST_LINES, MOST_LETTERS = 20_000, 2_000_000  # of one rank that are kept (docs/output.md says so)
+ALL_LETTERS = 8_000_000  # ... of all ranks together: they are one message, and in the notebook's file
 MOST_SHOWN = 16 << 20  # bytes of one rank's displays that are kept
 
 
@@ -40,7 +41,9 @@ class _Part:
 class Tab:
     """What one rank has shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, letters: int = MOST_LETTERS) -> None:
+        """Args: letters: that are kept."""
+        self._most_letters = letters
         self.parts: collections.deque[_Part] = collections.deque()
         self.dropped = self.dropped_displays = 0
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
@@ -99,7 +102,7 @@ class Tab:
             self._lines = self._letters = self._bytes = 0
 
     def _bound(self) -> None:
-        while (self._lines > MOST_LINES or self._letters > MOST_LETTERS) and self._lines > 1:
+        while (self._lines > MOST_LINES or self._letters > self._most_letters) and self._lines > 1:
             part = next(part for part in self.parts if part.lines)
             line = part.lines.popleft()
             self.dropped += 1
@@ -138,7 +141,12 @@ class Tab:
             parts.append(f"{self.dropped:,} earlier {'line' if self.dropped == 1 else 'lines'}")
         if self.dropped_displays:
             parts.append(f"{self.dropped_displays:,} earlier displays")
-        return " and ".join(parts) + " not kept" if parts else ""
+        if not parts:
+            return ""
+        return (
+            f"{' and '.join(parts)} not kept: a tab holds the last {MOST_LINES:,} lines, {self._most_letters:,} letters "
+            f"and {MOST_SHOWN >> 20} MiB of displays; with --output merged all of rank 0's stays, with all every rank's"
+        )
 
     def html(self) -> str:
         gone = self.gone()
@@ -175,7 +183,9 @@ class TabsScreen:
     def __init__(self, shell: Any, lead: int, ranks: Iterable[int]) -> None:
         self.lead = lead
         self._shell = shell
-        self._tabs = {rank: Tab() for rank in ranks}
+        ranks = list(ranks)
+        self._letters = min(MOST_LETTERS, ALL_LETTERS // max(1, len(ranks)))
+        self._tabs = {rank: Tab(self._letters) for rank in ranks}
         self._name = f"nbdist-{uuid.uuid4().hex}"
         self._beneath = Beneath(shell)
         self._live = getattr(shell, "kernel", None) is not None  # a terminal prints each update anew
@@ -197,7 +207,7 @@ class TabsScreen:
             self._show(message)
 
     def _tab(self, rank: int) -> Tab:
-        return self._tabs.setdefault(rank, Tab())
+        return self._tabs.setdefault(rank, Tab(self._letters))
 
     def notice(self, line: str) -> None:
         """A line of our own: below the tabs."""

@@ -175,10 +175,13 @@ def test_a_rank_that_prints_100_megabytes_keeps_the_last_lines() -> None:
     for _ in range(100):
         tab.text("stdout", block)
     kept = tab.plain().splitlines()
-    assert kept[0] == f"({1_000_000 - tabs.MOST_LINES:,} earlier lines not kept)" and len(kept) == tabs.MOST_LINES + 1
-    assert kept[-1].startswith("009999") and len(tab.html()) < 1_000_000
-    tab.text("stdout", b"y" * 600_000 + b"\nz\n")
-    assert len(tab.plain()) < 700_000 and tab.plain().endswith("z")
+    assert kept[0].startswith(
+        f"({1_000_000 - tabs.MOST_LINES:,} earlier lines not kept: a tab holds the last 20,000 lines"
+    )
+    assert "--output merged" in kept[0] and len(kept) == tabs.MOST_LINES + 1
+    assert kept[-1].startswith("009999") and len(tab.html()) < 4_000_000
+    tab.text("stdout", b"y" * 2_500_000 + b"\nz\n")
+    assert len(tab.plain()) < 2_600_000 and tab.plain().endswith("z")
 
 
 def test_many_displays_keep_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,4 +189,4 @@ def test_many_displays_keep_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     tab = Tab()
     for number in range(20):
         tab.display({"msg_type": "display_data", "data": {"text/plain": f"{number:0100}"}, "transient": {}})
-    assert tab.plain().splitlines()[0] == "(10 earlier displays not kept)" and tab.plain().endswith("19")
+    assert tab.plain().startswith("(10 earlier displays not kept: a tab holds") and tab.plain().endswith("19")
