@@ -164,7 +164,15 @@ def _restart(session: Session, rest: str) -> None:
         with pool.turn.take_over("`%distributed restart`"):
             lost = state_on_ranks(pool)
             start = time.monotonic()
-            pool.start()
+            try:
+                pool.start()
+            except KeyboardInterrupt:
+                now = (
+                    "are as they were"
+                    if pool.alive
+                    else f"have ended{lost}: the next %%distributed cell starts new ones"
+                )
+                raise KeyboardInterrupt(f"stopped: the {pool.options} {now}") from None
             took = time.monotonic() - start
         print(f"restarted: {pool.options} in {took:.1f} s{lost}")
 
@@ -186,9 +194,13 @@ def _pull(session: Session, rest: str) -> None:
         only=frozenset({rest}),
         limit=_NO_LIMIT,
     )
+    was_away = isinstance(session.shell.user_ns.get(rest), RankedValue)
     with pool.turn.take():
-        settle(pool, screen)
-        run_cell(pool, request, screen).conclude(screen)
+        try:
+            settle(pool, screen)
+            run_cell(pool, request, screen).conclude(screen)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_how_a_pull_stopped(session, rest, was_away)) from None
     value = session.shell.user_ns.get(rest)
     if rest not in session.shell.user_ns:
         raise NameError(f"neither the notebook nor rank 0 has a name {rest!r}")
@@ -196,12 +208,25 @@ def _pull(session: Session, rest: str) -> None:
         print(f"{rest} cannot come home: {value!r}")
 
 
+def _how_a_pull_stopped(session: Session, name: str, was_away: bool) -> str:
+    if not was_away:
+        return f"stopped: the notebook's {name!r} may be what it was or the ranks' one; pull it again to be sure"
+    if isinstance(session.shell.user_ns.get(name), RankedValue):
+        return f"stopped: {name!r} stays on the ranks"
+    return f"Stop came when {name!r} had come home: it is in the notebook"
+
+
 def _resync(session: Session, rest: str) -> None:
     pool = _last(session)
     screen = NotebookScreen(session.shell, "merged", 0)
     with pool.turn.take():
         settle(pool, screen)
-        answers = pool.ask(range(pool.size), "resync", 600.0)
+        try:
+            answers = pool.ask(range(pool.size), "resync", 600.0)
+        except KeyboardInterrupt:  # the ranks are not told: half of it would be worse than all of it
+            raise KeyboardInterrupt(
+                "stopped waiting; the ranks go on with it, and the next cell finds rank 0's values on every rank"
+            ) from None
     if len(answers) < pool.size:
         raise NotOnTheRanks("resync did not end on every rank; `%distributed restart` starts new ones")
     told: Any = answers[0]["answer"]

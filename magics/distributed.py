@@ -66,6 +66,8 @@ class Distributed:
             NameError,
         ) as error:
             raise_plain(error)
+        except KeyboardInterrupt as error:
+            raise_plain(error if error.args else KeyboardInterrupt(f"stopped: `%distributed {line.strip()}`"))
 
     @output_can_be_silenced
     def cell(self, line: str, cell: str) -> Any:

@@ -106,8 +106,9 @@ def _unknown(word: str) -> str:
     if close:
         takes = "" if close[0] in FLAGS else f" ({TAKES[close[0]]})"
         return f"%%distributed {word}: there is no such option; did you mean {close[0]}{takes}?"
-    known = "; ".join(f"{option}: {takes}" for option, takes in TAKES.items())
-    return f"%%distributed {word}: there is no such option. There are: {known}"
+    if not word.startswith("-"):
+        return f"%%distributed: unexpected {word!r}: only options stand on this line, like -n 4 (the code is below it)"
+    return f"%%distributed {word}: there is no such option. There are: {', '.join(TAKES)}; `%%distributed?` tells more"
 
 
 def _number(name: str, value: str) -> int:

@@ -24,6 +24,8 @@ class OneRank:
             return self._pool.peek(name, [self._rank])[0]
         except (NotOnTheRanks, NameError) as error:
             raise_plain(error)
+        except KeyboardInterrupt:
+            raise_plain(KeyboardInterrupt(f"stopped while {name!r} was read from the ranks: nothing has changed"))
 
     def __repr__(self) -> str:
         pid = self._pool.pids[self._rank]
@@ -50,6 +52,8 @@ class Ranks:
             return self._get(key)
         except (NotOnTheRanks, NameError) as error:
             raise_plain(error)
+        except KeyboardInterrupt:
+            raise_plain(KeyboardInterrupt(f"stopped while {key!r} was read from the ranks: nothing has changed"))
 
     def _get(self, key: str | int) -> Any:
         pool = self._pool()

@@ -16,7 +16,7 @@ def screens(shell: Any, mode: str, ranks: Sequence[int]) -> tuple[Screen, LateOu
     lead = min(ranks)
     if mode == "tabs":
         tabs = TabsScreen(shell, lead, ranks)
-        return tabs, LateOutput(tabs, settle=1.0, at_most=1.0)
+        return tabs, LateOutput(tabs, settle=0.2, at_most=1.0)
     beneath = Beneath(shell)
     late = MergedScreen(mode, lead, write=beneath.text, show=beneath.display, ranks=ranks, each=EACH)
     return NotebookScreen(shell, mode, lead, ranks), LateOutput(late, beneath.flush)

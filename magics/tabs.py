@@ -144,8 +144,9 @@ class Tab:
         if not parts:
             return ""
         return (
-            f"{' and '.join(parts)} not kept: a tab holds the last {MOST_LINES:,} lines, {self._most_letters:,} letters "
-            f"and {MOST_SHOWN >> 20} MiB of displays; with --output merged all of rank 0's stays, with all every rank's"
+            f"{' and '.join(parts)} not kept: a tab holds the last {MOST_LINES:,} lines, {self._most_letters:,} "
+            f"letters and {MOST_SHOWN >> 20} MiB of displays; --output merged shows all that rank 0 writes, all every "
+            "rank's"
         )
 
     def html(self) -> str:

@@ -126,7 +126,7 @@ def _short(one: dict[str, Any]) -> str:
     return f"{one['type']}: {text}"[:200] if text else one["type"]
 
 
-def cell_line(frames: list[FrameFacts], cell_files: set[str]) -> int | None:
+def cell_line(frames: list[FrameFacts], cell_files: Collection[str]) -> int | None:
     """The line of the cell at which an exception left it."""
     return next((line for file, line, *_ in frames if file in cell_files), None)
 
@@ -175,13 +175,15 @@ def _of_fault(text: str, cell_files: Collection[str]) -> tuple[str, int | None]:
     return "\n".join(kept[: last or None]).strip(), line
 
 
-def rebuild(told: dict[str, Any], raised: Raised | None = None) -> BaseException:
+def rebuild(told: dict[str, Any], raised: Raised | None = None, cell_files: Collection[str] = ()) -> BaseException:
     """The rank's exception as it came, or, when it could not, one of a class with the same name and nearest builtin
     base, which says so.
     """
     if told["type"] == "SystemExit" and told["module"] == "builtins":
         code = told["args"][0] if told["args"] else "None"
-        return RankExited(f"rank {told['rank']} exited with code {0 if code == 'None' else code} (SystemExit)")
+        line = cell_line(told["frames"], cell_files)
+        place = f" at cell line {line}" if line else ""
+        return RankExited(f"rank {told['rank']} exited with code {0 if code == 'None' else code}{place} (SystemExit)")
     if raised is None:
         return stand_in(told)
     error = raised.error
@@ -285,7 +287,7 @@ def raisable(failure: Failure, cell_files: Collection[str] = (), raised: Raised 
     if failure.first is None:
         error: BaseException = lost(failure, cell_files)
     else:
-        error = with_causes(rebuild(failure.first, raised), failure.first)
+        error = with_causes(rebuild(failure.first, raised, cell_files), failure.first)
         error.__traceback__ = traceback_of(failure.first["frames"])
         for note in failure.first["notes"]:
             if note not in getattr(error, "__notes__", ()):

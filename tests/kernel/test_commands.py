@@ -275,3 +275,24 @@ def test_status_of_ranks_that_are_suspended_or_have_ended(fresh: Notebook) -> No
     shown = fresh.ok("%distributed status").text
     assert len(re.findall(r" ended$", shown, re.M)) == 2 and "the next %%distributed cell starts new ones" in shown
     assert fresh.ok("%distributed stop").stdout.startswith("ended: 2 ranks on the CPU")
+
+
+def test_what_a_stop_of_a_command_leaves(nb: Notebook) -> None:
+    nb.ranks("import time\nclass Slow:\n    def __reduce__(self):\n        time.sleep(1.5)\n        return (int, (7,))")
+    nb.ranks("_slow = Slow()", "-n 2 --no-return")
+    cell = nb.run("ranks['_slow']", stop_after=0.3)
+    assert cell.error is not None
+    assert cell.error[:2] == (
+        "KeyboardInterrupt",
+        "stopped while '_slow' was read from the ranks: nothing has changed",
+    ), cell.text
+    assert nb.value("ranks[1]['_slow']") == 7
+    cell = nb.run("%distributed pull _slow", stop_after=0.3)
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert re.match(
+        "stopped: '_slow' stays|Stop came when '_slow' had come home|stopped: the notebook's", cell.error[1]
+    )
+    cell = nb.run("%distributed restart", stop_after=0.05)
+    if cell.error is not None:  # it may have been done before
+        assert cell.error[0] == "KeyboardInterrupt" and re.match("stopped: the 2 ranks", cell.error[1]), cell.text
+    assert nb.ranks("print('on')").stdout == "on\n"

@@ -22,9 +22,9 @@ RANKS = 3
 # How rank 1 ends, in line 4 of the cell, while rank 0 waits in a barrier and rank 2 computes: the words of the error.
 WAYS = {
     "raises": ("raise KeyError('user bug')", "KeyError", "'user bug'"),
-    "sys.exit": ("import sys; sys.exit(3)", "RankExited", "rank 1 exited with code 3"),
-    "sys.exit without a code": ("import sys; sys.exit()", "RankExited", "rank 1 exited with code 0"),
-    "quits": ("raise SystemExit('because')", "RankExited", "rank 1 exited with code 'because'"),
+    "sys.exit": ("import sys; sys.exit(3)", "RankExited", "rank 1 exited with code 3 at cell line 4"),
+    "sys.exit without a code": ("import sys; sys.exit()", "RankExited", "rank 1 exited with code 0 at cell line 4"),
+    "quits": ("raise SystemExit('because')", "RankExited", "rank 1 exited with code 'because' at cell line 4"),
     "os._exit": ("os._exit(5)", "RankLost", "rank 1 exited with code 5 at cell line 4"),
     "os._exit with 0": ("os._exit(0)", "RankLost", "rank 1 exited with code 0 at cell line 4"),
     "SIGKILL": (

@@ -297,7 +297,8 @@ def test_timeout(nb: Notebook) -> None:
         ("--output some", ("--output some", "merged, all, rank0, none, tabs")),
         ("--ranks x", ("--ranks x", "0,2-3")),
         ("-n 2 --cpus 2", ("-n and --cpus exclude each other",)),
-        ("-n 2 something", ("something", "-n", "--timeout")),
+        ("-n 2 something", ("unexpected 'something'", "-n 4")),
+        ("--zzz", ("--zzz: there is no such option", "--timeout", "`%%distributed?`")),
         ("--return a.b", ("--return a.b",)),
     ],
 )
