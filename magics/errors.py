@@ -25,7 +25,37 @@ def raise_as_here(shell: Any, error: BaseException) -> NoReturn:
         return told
 
     _shows(error, lines)
+    if _has_a_group(error):
+        _print_without_our_frames(shell, error)
     raise error
+
+
+def _has_a_group(error: BaseException | None) -> bool:
+    """Whether IPython prints it as Python would, and asks nobody: where a group is in the chain of its causes."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, BaseExceptionGroup):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _print_without_our_frames(shell: Any, error: BaseException) -> None:
+    """For this one error, and once, the shell prints the rank's frames alone."""
+    usual, traceback = shell.showtraceback, error.__traceback__
+    had = "showtraceback" in vars(shell)
+
+    def without_frames(*arguments: Any, **more: Any) -> None:
+        if had:
+            shell.showtraceback = usual
+        else:
+            del shell.showtraceback  # the instance's: the class's is back
+        if sys.exc_info()[1] is error:
+            error.__traceback__ = traceback
+        usual(*arguments, **more)
+
+    shell.showtraceback = without_frames
 
 
 def raise_plain(error: BaseException) -> NoReturn:

@@ -42,7 +42,7 @@ def code_has_ended(fd: int, cell: int) -> bool:
     return ENDED.unpack(os.pread(fd, ENDED.size, ENDED_AT).ljust(ENDED.size, b"\0"))[0] == cell
 
 
-FrameFacts = tuple[str, int, str, int]  # file, line, function, the function's first line
+FrameFacts = tuple[str, int, str, int, str]  # file, line, function, its first line, the names of its arguments
 
 
 @dataclass
@@ -68,17 +68,18 @@ class Failure:
         if self.first is None:
             parts = []
         elif self.same:
-            parts = [f"on {_ranks([self.first['rank'], *self.same])}"]
+            parts = [f"on {ranks_in_words([self.first['rank'], *self.same])}"]
         else:
             parts = [f"rank {self.first['rank']} failed first"]
         if self.also:
             parts.append("also failed: " + ", ".join(f"rank {rank} ({what})" for rank, what in self.also))
         if self.cut_off:
-            parts.append(f"cut off by that: {_ranks(self.cut_off)}")
+            parts.append(f"cut off by that: {ranks_in_words(self.cut_off)}")
         return "; ".join(parts)
 
 
-def _ranks(ranks: list[int]) -> str:
+def ranks_in_words(ranks: list[int]) -> str:
+    """rank 3; ranks 1, 2."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
 
 
@@ -108,20 +109,21 @@ def choose(
         if not before:
             after = [one for one in causes if not _looks_cut_off(one)]
             cut = [one["rank"] for one in told if one not in after]
-            return Failure(None, died, [], [(one["rank"], _short(one)) for one in after], cut)
+            return Failure(None, died, [], [(one["rank"], in_short(one)) for one in after], cut)
         causes = before + [one for one in causes if one not in before and not _looks_cut_off(one)]
     if not causes:
         causes = sorted(told, key=lambda one: one["time"])[:1]
     first = causes[0]
-    equal = [one for one in causes if _short(one) == _short(first)]
+    equal = [one for one in causes if in_short(one) == in_short(first)]
     first = min(equal, key=lambda one: one["rank"])  # what the lead rank raised is about the notebook's own objects
     same = [one["rank"] for one in equal if one is not first]
-    also = [(one["rank"], _short(one)) for one in causes if one not in equal]
+    also = [(one["rank"], in_short(one)) for one in causes if one not in equal]
     named = {first["rank"], *same, *(rank for rank, _ in also)}
     return Failure(first, died, same, also, [one["rank"] for one in told if one["rank"] not in named])
 
 
-def _short(one: dict[str, Any]) -> str:
+def in_short(one: dict[str, Any]) -> str:
+    """The type of what a rank told of, and its first line."""
     text = one["text"].splitlines()[0] if one["text"] else ""
     return f"{one['type']}: {text}"[:200] if text else one["type"]
 
@@ -235,8 +237,8 @@ def traceback_of(frames: list[FrameFacts]) -> types.TracebackType | None:
 
 def _chain(frames: list[FrameFacts]) -> types.TracebackType | None:
     chain: types.TracebackType | None = None
-    for file, line, function, first in reversed(frames):
-        error = _raised_at(file, line, function, first)
+    for frame in reversed(frames):
+        error, line = _raised_at(*frame), frame[1]
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
@@ -245,7 +247,14 @@ def _chain(frames: list[FrameFacts]) -> types.TracebackType | None:
     return chain
 
 
-def _raised_at(file: str, line: int, function: str, first: int) -> ValueError:
+class _OnTheRank:
+    """Stands for the value of an argument, for who shows those too."""
+
+    def __repr__(self) -> str:
+        return "<on the rank>"
+
+
+def _raised_at(file: str, line: int, function: str, first: int, arguments: str) -> ValueError:
     """An exception from a frame that looks like that of a function at this place: what prints source looks at its
     first line too.
     """
@@ -253,12 +262,12 @@ def _raised_at(file: str, line: int, function: str, first: int) -> ValueError:
     if function == "<module>" or not 0 < first <= line:
         code = compile(blank + inside, file, "exec").replace(co_name=function, co_qualname=function)
     else:
-        text = "\n" * (first - 1) + "def _():" + "\n" * (line - first) + " " + inside
+        text = "\n" * (first - 1) + f"def _({arguments}):" + "\n" * (line - first) + " " + inside
         outer = compile(text, file, "exec")
         inner = next(constant for constant in outer.co_consts if isinstance(constant, types.CodeType))
         code = inner.replace(co_name=function, co_qualname=function)
     try:
-        types.FunctionType(code, {"_stand_in": ValueError()})()
+        types.FunctionType(code, {"_stand_in": ValueError()})(*[_OnTheRank()] * code.co_argcount)
     except ValueError as error:
         return error
     raise AssertionError("it was raised")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +24,16 @@ def _text(error: BaseException) -> str:
         return f"<its __str__ raised {type(second).__name__}: {second}>"
 
 
+def _arguments(code: types.CodeType) -> str:
+    """The names of a function's arguments, as a traceback shows them: `a, b, *rest`."""
+    names, rest, keywords = inspect.getargs(code)
+    told = [*names, *([f"*{rest}"] if rest else ()), *([f"**{keywords}"] if keywords else ())]
+    return ", ".join(told) if all(name.lstrip("*").isidentifier() for name in told) else ""  # `.0` of a comprehension
+
+
 def _one(error: BaseException, is_cell_file: Callable[[str], bool]) -> dict[str, Any]:
     frames = [
-        (f.f_code.co_filename, line, f.f_code.co_name, f.f_code.co_firstlineno)
+        (f.f_code.co_filename, line, f.f_code.co_name, f.f_code.co_firstlineno, _arguments(f.f_code))
         for f, line in traceback.walk_tb(error.__traceback__)
     ]
     start = next((i for i, frame in enumerate(frames) if is_cell_file(frame[0])), None)

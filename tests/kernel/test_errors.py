@@ -395,3 +395,25 @@ def test_except_catches_what_a_launched_function_raised(nb: Notebook, call: str)
         f"try: {call}\nexcept Coded as error: caught = error.code, type(error.__cause__) is Keyed, error.__cause__.code"
     )
     assert nb.value("caught") == (4, True, 3)
+
+
+def test_a_traceback_has_the_arguments_of_functions_and_a_group_no_frames_of_ours(nb: Notebook) -> None:
+    code = "def inner(a, *rest, k=1, **more):\n    return 1 / 0\ninner(2)"
+    here, there = nb.run(code), nb.run(f"%%distributed -n 2\n{code}")
+    assert "inner(a, k, *rest, **more)" in here.traceback and "inner(a, k, *rest, **more)" in there.traceback
+    cell = nb.run("%%distributed -n 2\nraise ExceptionGroup('several', [ValueError(1), KeyError(2)])")
+    assert "Exception Group Traceback" in cell.stderr and "| KeyError: 2" in cell.stderr and "line 2, in" in cell.stderr
+    assert "distributed.py" not in cell.stderr and "errors.py" not in cell.stderr, cell.stderr
+    assert nb.run("1 / 0").error is not None  # the shell is as it was
+
+
+def test_ranks_in_different_operations_are_told_by_their_cells(nb: Notebook) -> None:
+    nb.ok("from nbdist import Accelerator\nimport torch\ndef gathers(a):\n    a.gather(torch.ones(1))")
+    cell = nb.run(
+        "%%distributed -n 2\na = Accelerator()\nif rank == 0:\n    gathers(a)\nelse:\n    a.wait_for_everyone()"
+    )
+    assert cell.error is not None
+    assert re.search(
+        r"rank 0 is in gather \(Cell In\[\d+\], line 4\); rank 1 is in wait_for_everyone \(Cell In\[\d+\], line 6\)",
+        cell.error[1],
+    ), cell.error[1]
