@@ -70,6 +70,12 @@ def count(shell: Any) -> int:
     return shell.displayhook.prompt_count
 
 
+def cell_named(shell: Any, file: str) -> str:
+    """What IPython calls the cell that it knows under this file name: "Cell In[3]"; empty where it has no word."""
+    told = getattr(shell.compile, "format_code_name", lambda name: None)(file)
+    return " ".join(told) if told else ""
+
+
 def _lines_above(typed: str, cell: str) -> int | None:
     """How many lines of what was typed stand above the magic's body: more than one when the magic is not the first
     line, none when `%distributed on` put it there. None: this is not the end of what was typed.

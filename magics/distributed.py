@@ -10,6 +10,7 @@ from typing import Any
 from IPython.core.magic import output_can_be_silenced
 
 from nbdist.config.detect import NotEnoughDevices
+from nbdist.launchers import failures
 from nbdist.launchers.cell import run_cell
 from nbdist.launchers.client import SupervisorLost
 from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, RanksEnded, StartFailed
@@ -18,7 +19,7 @@ from nbdist.launchers.request import Request, Result, Screen
 from nbdist.launchers.settling import settle
 from nbdist.launchers.shield import shielded
 from nbdist.magics import commands, global_settings
-from nbdist.magics.capture import CellSource, capture, count
+from nbdist.magics.capture import CellSource, capture, cell_named, count
 from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
 from nbdist.magics.options import OptionError, Options, parse
 from nbdist.magics.output import NotebookScreen
@@ -147,6 +148,7 @@ class Distributed:
                 "count": count(self.shell),
                 "inject": sorted(INJECTED - defined),
                 "sources": sources,
+                "cells": {file: told for file in sources if (told := cell_named(self.shell, file))},
             },
             reads=source.reads - leave,
             maybe=source.maybe - leave,
@@ -235,6 +237,12 @@ def how_it_stopped(result: Result) -> str:
             f"stopped; {stalls.tell(still)}: native code cannot be interrupted. It goes on, and the next cell "
             "waits for it a little before it replaces the ranks"
         )
+    handled = stop.run.handled()
+    if handled:
+        told += f"; the cell handled it and ran to its end on {failures.ranks_in_words(handled)}, and not on the others"
+    failed = result.failure.first if result.failure is not None else None
+    if failed is not None and not failed["ours"]:
+        told += f"; {result.failure.note()}: {failures.in_short(failed)}" if result.failure is not None else ""
     if stop.apart():
         told += (
             "; the ranks were in different places, so what they trained may be a step apart: "

@@ -21,7 +21,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from nbdist import state
+from nbdist import messages, state
 from nbdist.magics import global_settings, rank_progress, rank_settings
 from nbdist.magics.autoreload import reload_as_autoreload
 from nbdist.magics.rank_display import RankDisplayHook, RankDisplayPublisher, show_last, what_was_shown
@@ -160,6 +160,7 @@ class CellRunner:
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         for file, source in cell["sources"].items():
             linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        messages.known_as.update(cell.get("cells", {}))
         for kind, module, name, function in (extra or {}).get("formatters", ()):
             self.shell.display_formatter.formatters[kind].for_type_by_name(module, name, function)
         body, last = self._compile(cell["source"], cell["file"], cell["flags"])

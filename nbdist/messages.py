@@ -131,10 +131,15 @@ def agree(operation: str, value: Any) -> list[Any]:
     return [answer[2] for answer in answers]
 
 
+# What the user knows a file by, where that is not its name: a notebook's cells are files for Python.
+known_as: dict[str, str] = {}
+
+
 def _caller() -> str:
     """File and line of the innermost frame outside this package."""
     frame = sys._getframe(depth() - 1)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{known_as[file]}, line {line}" if file in known_as else f"{file}:{line}"
 
 
 def depth() -> int:

@@ -356,7 +356,6 @@ DOCUMENTED = {
     "_fields": "namedtuple._fields",
     "_fields_": "ctypes.Structure",
     "_abc_impl": "what ABCMeta adds to a class: left out of it",
-    "_ipython_display_": "by it an object shows itself in IPython",
     "_render_traceback_": "IPython shows an exception by it",
     "_ipython_display_": "IPython lets an object display itself by it",
     "_dh": "IPython's history of folders",

@@ -75,7 +75,7 @@ MAY = {
     "bigmodel": {"config", "state"},
     "worker": {"shipping", "state", "config", "system", "sockets"},
     "launchers": {"shipping", "config", "registry", "system", "cgroups"},
-    "magics": {"shipping", "config", "kwargs", "launchers", "worker", "state", "system"},
+    "magics": {"shipping", "config", "kwargs", "launchers", "worker", "state", "system", "messages"},
     "widgets": {"shipping", "config", "launchers", "state"},
 }
 GUESTS = "nbdist/worker/guests/"  # loaded by name: they may know the strategies

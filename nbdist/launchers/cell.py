@@ -181,7 +181,7 @@ class CellRun:
                 self.stoppable = False
                 pool.turn.keep_ending_to_yourself()
                 result = self._end(shipment, interrupted, trouble)
-            if self.presses and not result.interrupted and result.error is None:
+            if self.presses and not (result.interrupted or result.handled) and result.error is None:
                 result.interrupted = result.had_ended = True  # Run All stops all the same
             return result
         finally:
@@ -277,7 +277,20 @@ class CellRun:
         if ended and self.arrival is not None and error is not None:
             error.add_note("what rank 0 had made until then is in the notebook")
         settings = self.done[self.lead]["settings"] if self.lead in self.done else {}
-        return Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted, settings)
+        result = Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted, settings)
+        if interrupted and failure is None and len(self.handled()) == len(self.ranks):
+            result.interrupted, result.handled = False, True
+            if len({message["steps"] for message in self.done.values() if message["ran"]}) > 1:
+                notes.append(
+                    "Stop: the cell handled it and ran to its end on every rank, at different steps: `%distributed "
+                    "resync` writes rank 0's models and optimizers over the others"
+                )
+        return result
+
+    def handled(self) -> list[int]:
+        """Ranks on which the code was run to its end; none where no rank had heard of a Stop by then."""
+        ended = {rank: message for rank, message in self.done.items() if message["ran"] and not message["failure"]}
+        return sorted(ended) if any(message["asked"] for message in ended.values()) else []
 
     def _show_the_rest(self, patient: bool) -> None:
         """Show what the ranks wrote, up to the marks that end it. After a Stop there is no time for all of it."""

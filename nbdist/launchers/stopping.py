@@ -38,6 +38,14 @@ def in_step(told: Sequence[Message]) -> bool:
     return all(one == groups[0] for one in groups) and all(begun == ended for begun, ended in groups[0].values())
 
 
+def _idle(status: dict[str, Any] | None) -> bool:
+    """No collective was ever begun here; also for a rank that ended by itself, of which nothing is asked."""
+    if status is None:
+        return True
+    groups = status["groups"].values()
+    return bool(status["known"]) and not status["point to point"] and not any(begun > 0 for begun, _ in groups)
+
+
 class Stop:
     """One way down the ladder.
 
@@ -64,6 +72,8 @@ class Stop:
         told = [message for message in self.run.done.values() if message["ran"]]
         if not any(message["failure"] for message in told) and not self.run.running():
             return False  # every rank had run the cell to its end
+        if not any(message["steps"] for message in told) and all(_idle(message["status"]) for message in told):
+            return False  # no rank has trained or talked to another
         return len({message["steps"] for message in told}) > 1 or not in_step(told)
 
     def _left(self) -> float:

@@ -260,6 +260,24 @@ def test_code_that_stops_itself_is_not_ours(four: Notebook) -> None:
     still_fine(four)
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_cell_that_handles_the_stop_itself_ends_as_an_ordinary_one(four: Notebook, others: bool) -> None:
+    who = "True" if others else "rank == 1"
+    cell = four.run(
+        "%%distributed -n 4\nimport time\nhandled = False\nprint('running')\n"
+        "try:\n    while True:\n        time.sleep(.01)\n"
+        f"except KeyboardInterrupt:\n    if not {who}:\n        raise\n    handled = True\nhandled",
+        stop_when=lambda cell: "running" in cell.stdout,
+        stop_after=0.2,
+    )
+    if others:
+        assert cell.error is None and cell.results == [{"text/plain": "True"}], cell.text
+    else:
+        assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+        assert "the cell handled it and ran to its end on rank 1, and not on the others" in cell.error[1]
+    assert four.ranks("print('next')", "-n 4 --output rank0").stdout == "next\n"
+
+
 def test_random_stops_of_collectives(four: Notebook) -> None:
     """Stops at random moments of a loop that uses every group, one after the other: all of them heal."""
     chance = random.Random(5)
