@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,6 +60,8 @@ class MergedScreen:
         self._pace = {stream: Pace() for stream in STREAMS}
         self._at_start = {"stdout": True, "stderr": True}  # rank 0's cursor is at the start of a line
         self._rich: dict[int, int] = {}  # how many displays of its own a rank had
+        self._clears: set[int] = set()  # other ranks that cleared the output: their next display replaces their last
+        self._places: dict[tuple[int, ...], str] = {}  # the name of the last display that is shown of these ranks alone
         self._named: dict[str, dict[str, Any]] = {}  # another rank's display that may be updated, by its name here
         self._since: dict[str, float] = {}  # lines of others wait for rank 0 to finish its own, since then
 
@@ -110,6 +113,8 @@ class MergedScreen:
         shown = self._folders[stream].ready(now, force)
         pieces = []
         for one in shown:
+            if one.what is not None and self._replace(one):
+                continue
             pieces.append(self._words(one))
             if one.what is not None and self._show is not None:
                 self._write_lines(stream, "".join(pieces))
@@ -117,6 +122,19 @@ class MergedScreen:
                 self._show(one.what)
                 one.what["shown"] = True
         self._write_lines(stream, "".join(pieces))
+
+    def _replace(self, one: Shown) -> bool:
+        """After a `clear_output` of other ranks than the lead: their display takes the place of their last one."""
+        if "clears" not in one.what or self._show is None:
+            return False
+        name = self._places.get(one.ranks) if one.what["clears"] else None
+        if name is None:
+            self._places[one.ranks] = one.what["transient"]["display_id"]
+            return False
+        one.what["transient"] = {**one.what["transient"], "display_id": name}
+        self._show({**one.what, "msg_type": "update_display_data"})
+        one.what["shown"] = True
+        return True
 
     def _words(self, one: Shown) -> str:
         name = f"[{spans(one.ranks)}]"
@@ -149,6 +167,11 @@ class MergedScreen:
                 for stream in STREAMS:
                     self._release(stream, now, force=self.mode == "all")
                 self._show_or_write(message)
+                self._places.clear()
+                self._rich.clear()
+            else:
+                self._clears.add(rank)
+                self._rich.pop(rank, None)
             return
         if self.mode == "all":
             self._display_in_all(rank, message, kind, now, in_words=last)
@@ -174,7 +197,10 @@ class MergedScreen:
         self._rich[rank] = self._rich.get(rank, 0) + 1
         if self._rich[rank] > RICH:
             return None, f"{text} (more than {RICH} displays: run with --output all to see it)"
-        what = {"metadata": {}, **message, "msg_type": "display_data", "transient": {}}
+        own = f"nbdist-{uuid.uuid4().hex}"
+        what = {"metadata": {}, **message, "msg_type": "display_data", "transient": {"display_id": own}}
+        what["clears"] = rank in self._clears
+        self._clears.discard(rank)
         name = message.get("transient", {}).get("display_id")
         if name is not None:
             what["transient"] = {**message["transient"], "display_id": f"{name}-rank{rank}"}

@@ -304,6 +304,15 @@ def test_a_display_of_rank_1_alone(nb: Notebook) -> None:
     assert cell.data[0]["text/html"] == "<b>mine</b>" and "image/png" in cell.data[1]
 
 
+def test_frames_of_rank_1_alone_replace_each_other(nb: Notebook) -> None:
+    cell = nb.ranks(
+        "for i in range(3 if rank else 0):\n    clear_output(wait=True)\n    display(HTML(f'frame {i}'))\n"
+        "    time.sleep(.2)"
+    )
+    kinds = [kind for kind, _ in shown(cell) if kind in ("display_data", "update_display_data")]
+    assert kinds == ["display_data", "update_display_data", "update_display_data"] and cell.stdout == "[1]\n"
+
+
 def test_inline_figures_asked_for_in_the_cell(nb: Notebook) -> None:
     cell = nb.ranks(
         "%matplotlib inline\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.plot([1])", ONLY_0

@@ -296,3 +296,23 @@ def test_a_notice_starts_a_line_of_its_own() -> None:
     page.say(0, "bar", "stderr")
     page.screen.notice("hello")
     assert page.text("stderr") == "bar\nnbdist: hello\n"
+
+
+def clear(rank: int, page: Page) -> None:
+    page.screen.display(rank, {"msg_type": "clear_output", "wait": True})
+
+
+def test_another_ranks_display_replaces_its_last_after_it_cleared_the_output() -> None:
+    page = Page()
+    for frame in range(30):  # more than are shown of one rank as they are
+        clear(1, page)
+        page.screen.display(1, figure(str(frame)))
+        page.screen.finish()
+    kinds = [message["msg_type"] for message in page.shown]
+    assert kinds == ["display_data"] + ["update_display_data"] * 29 and page.text() == "[1]\n"
+    assert len({message["transient"]["display_id"] for message in page.shown}) == 1
+    clear(0, page)  # all are gone
+    clear(1, page)
+    page.screen.display(1, figure("new"))
+    page.screen.finish()
+    assert page.shown[-1]["msg_type"] == "display_data" and page.text() == "[1]\n[1]\n"
