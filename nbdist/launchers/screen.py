@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from nbdist.launchers import alike
@@ -267,10 +268,7 @@ class MergedScreen:
     def ahead(self) -> frozenset[int]:
         """Ranks that are far ahead of others that write the same: their text had better wait."""
         now = time.monotonic()
-        far = [
-            folder.ahead(lambda rank, pace=self._pace[stream]: pace.floods(rank, now))
-            for stream, folder in self._folders.items()
-        ]
+        far = [folder.ahead(partial(self._pace[stream].floods, now=now)) for stream, folder in self._folders.items()]
         return frozenset().union(*far)
 
     @property
