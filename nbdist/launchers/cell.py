@@ -290,7 +290,7 @@ class CellRun:
     def handled(self) -> list[int]:
         """Ranks on which the code was run to its end; none where no rank had heard of a Stop by then."""
         ended = {rank: message for rank, message in self.done.items() if message["ran"] and not message["failure"]}
-        return sorted(ended) if any(message["asked"] for message in ended.values()) else []
+        return sorted(ended) if any(message["handled"] for message in ended.values()) else []
 
     def _show_the_rest(self, patient: bool) -> None:
         """Show what the ranks wrote, up to the marks that end it. After a Stop there is no time for all of it."""

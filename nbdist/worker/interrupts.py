@@ -22,6 +22,7 @@ class Interrupts:
         self.packing = False  # the code has ended, and what it made is packed: Stop is not for that, unless ...
         self.abandoned = False  # ... the notebook has said so
         self.asked = False  # this cell was asked to stop, by a signal, a cut or an agreed step
+        self.handled = False  # ... and its code ended all the same as if it had not been
         self.files: set[str] = set()  # file names of cells
         self.main_thread = threading.main_thread().ident
 
@@ -36,6 +37,7 @@ class Interrupts:
     def begin(self) -> None:
         """A cell was received; handlers are put back, since a cell may have set its own."""
         self.asked, self.coming = False, True
+        self.handled = False
         self.packing = self.abandoned = False
         self.install()
 

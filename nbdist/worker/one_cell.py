@@ -113,6 +113,7 @@ def _run(
         try:
             rank.interrupts.start()
             value = rank.runner.run(cell, extra)
+            rank.interrupts.handled = rank.interrupts.asked
         finally:
             rank.interrupts.end()
     except BaseException as error:
@@ -182,6 +183,7 @@ def _done(
             raised=[(one.head, len(one.files)) for one in raised],
             settings=settings or {},
             asked=rank.interrupts.asked,
+            handled=rank.interrupts.handled,
             repaired=rank.repaired,
             ran=cell["runs"],
             steps=state.step_boundary.steps,
