@@ -103,6 +103,7 @@ def _nothing_said() -> Message:
             "raised": [],
             "settings": {},
             "asked": False,
+            "handled": False,
             "repaired": False,
             "ran": None,
             "steps": 0,
