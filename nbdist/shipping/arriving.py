@@ -10,7 +10,8 @@ from nbdist.shipping.explain import reason_of
 from nbdist.shipping.handle import RankedValue
 from nbdist.shipping.handles import Handles
 from nbdist.shipping.kinds import MISSING, CannotApply, Snapshot
-from nbdist.shipping.message import BIND, EXTRA, UPDATE
+from nbdist.shipping.message import BIND, BULKS, EXTRA, UPDATE
+from nbdist.shipping.plain import BULK
 from nbdist.shipping.shipment import Arrival
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import Unpacked
@@ -40,8 +41,11 @@ class Arriving:
     def take_in(self, received: Unpacked, envelope: dict[str, Any]) -> None:
         """Make the changes, bind the names, and delete those that the cell has deleted."""
         table = self.table
+        bulk = {id(value) for sort, _, content in received.values if sort == BULKS for value in content}
         for token, value in received.new:
             table.put(token, value)
+            if id(value) not in bulk:
+                table.came_opened(value)
         for sort, key, content in received.values:
             if sort == UPDATE:
                 self.before[key] = table.snapshots.get(key)
@@ -54,14 +58,17 @@ class Arriving:
 
     def _apply(self, token: Token, content: tuple[str, Any]) -> None:
         notes, namespace = self.arrival.notes, self.table.namespace
+        table = self.table
         try:
-            value = self.table.find(token)
+            value = table.find(token)
         except KeyError:
             notes.append("an object that the notebook has dropped meanwhile was not changed")
             return
         letter, change = content
         try:
             KINDS[letter].apply(value, change)
+            if letter != BULK.letter:
+                table.came_opened(value)
         except CannotApply as failure:
             names = [name for name, bound in self.bound.items() if bound is value and namespace.get(name) is value]
             label = self._label(value)

@@ -118,6 +118,9 @@ class Classifier:
         self._by_type.update(_WEAK)
         self._by_type.update({types.MappingProxyType: _PROXY, memoryview: ViewKind(), array.array: _NUMBERS})
         self._by_type[types.FunctionType] = self._by_type[type] = self._by_type[types.ModuleType] = _LOOK
+        # Large containers of plain data that are compared item by item all the same, by id: an object that is seen by
+        # itself is in them.
+        self.opened: dict[int, Any] = getattr(self, "opened", {})
         self.made: dict[int, weakref.ref[types.ModuleType]] = {}  # modules made by hand, by the id of their variables
         self._by_type[types.BuiltinFunctionType] = self._by_type[types.MethodWrapperType] = _LOOK
         self._seen = registry_version()
@@ -158,7 +161,7 @@ class Classifier:
             old: its snapshot, if there is one.
         """
         kind = self.of(value)
-        if kind is not None and type(value) in _BULKY and len(value) >= LARGE:
+        if kind is not None and type(value) in _BULKY and len(value) >= LARGE and id(value) not in self.opened:
             if bulk:
                 return BULK, None
             digest = bulk_digest(value, old[1][0] if old is not None and old[0] == BULK.letter and old[1] else None)

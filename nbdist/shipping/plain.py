@@ -134,6 +134,19 @@ def _addresses_can_be_compared() -> bool:
 _ADDRESSES_CAN_BE_COMPARED = _addresses_can_be_compared()
 
 
+def holds_any(value: Any, ids: set[int]) -> bool:
+    """Has a bulk container one of these mutable objects directly in it? Lists of scalars are not looked through."""
+    if isinstance(value, set):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    if not any(type(one) in _MUTABLE for one in (next(iter(items), None), next(reversed(items), None))):
+        return False
+    return not ids.isdisjoint(map(id, items))
+
+
+_MUTABLE = frozenset({list, dict, set, bytearray})
+
+
 def bulk_digest(value: Any, old: Any = None) -> Any:
     """What a bulk container's content is compared by; None when it is not one. `old`: its digest before."""
     if type(value) is list:

@@ -11,7 +11,8 @@ from nbdist.shipping.classify import Classifier
 from nbdist.shipping.kinds import MISSING, Snapshot
 from nbdist.shipping.kinds_object import MODULE_PARTS
 from nbdist.shipping.patching import remember_content
-from nbdist.shipping.walk import Walker
+from nbdist.shipping.plain import LARGE
+from nbdist.shipping.walk import LARGE_TYPES, Walker
 
 # An int for what was born in the notebook, (cell, group, position) on a rank, ("part", token, attribute) in a module.
 Token = Any
@@ -46,6 +47,7 @@ class Table:
         value = self.objects.pop(token, MISSING)
         if value is not MISSING and self.tokens.get(id(value)) == token:
             del self.tokens[id(value)]
+            self.kinds.opened.pop(id(value), None)
         self.snapshots.pop(token, None)
         self.patched.pop(token, None)
         self.walker.bulk.discard(token)
@@ -66,6 +68,13 @@ class Table:
         self.snapshots.clear()
         self.patched.clear()
         self.walker.bulk.clear()
+        self.kinds.opened.clear()
+
+    def came_opened(self, value: Any) -> None:
+        """The other side compares this item by item: here it is no bulk container either."""
+        if type(value) in LARGE_TYPES and len(value) >= LARGE:
+            self.kinds.opened[id(value)] = value
+            self.walker.bulk.discard(self.tokens.get(id(value)))
 
     def has_patched(self, patches: dict[Token, tuple[int, int]]) -> None:
         """Objects whose content was sent in pieces: (bytes sent, bytes of all)."""

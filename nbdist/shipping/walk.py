@@ -15,7 +15,7 @@ from nbdist.shipping.kinds import Kind, Snapshot, Stays, Through
 from nbdist.shipping.kinds_object import ModuleKind
 from nbdist.shipping.kinds_special import WeakKind
 from nbdist.shipping.names import globals_read
-from nbdist.shipping.plain import LARGE
+from nbdist.shipping.plain import BULK, LARGE, holds_any
 
 
 class Node(NamedTuple):
@@ -100,7 +100,8 @@ class Walker:
         by_type = self.kinds._by_type
         stack: list[tuple[str, Any]] = list(roots)[::-1]
         after: list[Any] = list(late)[::-1]
-        while stack or after:
+        bulks: list[tuple[str, Any]] = []
+        while stack or after or (bulks and (stack := self._open(bulks, nodes))):
             # Visited at the end, in a group that other ranks do not have: it must not take another root's places.
             group, value = stack.pop() if stack else (LATE, after.pop())
             cls = type(value)
@@ -144,6 +145,8 @@ class Walker:
                     facts = signs.setdefault(group, [])
                     places[key] = (group, len(facts))
                     facts.append((kind.letter, cls.__qualname__, kind.shape(value), token))
+                if kind is BULK:
+                    bulks.append((group, value))
                 if grown is not None:
                     after.extend(grown(node))
                 if found is not None and kind.letter == "F" and value.__globals__ is self.namespace:
@@ -161,6 +164,17 @@ class Walker:
                 continue
             stack.extend([(group, child) for child in reversed(children) if type(child) not in ATOMS])
         return walked
+
+    def _open(self, bulks: list[tuple[str, Any]], nodes: dict[int, Node]) -> list[tuple[str, Any]]:
+        """Bulk containers that hold what was met by itself as well are to be visited again, item by item."""
+        ids = {key for key, node in nodes.items() if type(node.value) in LARGE_TYPES}
+        found = [(group, value) for group, value in bulks if len(ids) > 1 and holds_any(value, ids)]
+        bulks.clear()
+        for _, value in found:
+            del nodes[id(value)]
+            self.kinds.opened[id(value)] = value
+            self.bulk.discard(self.token_of(id(value)))
+        return found[::-1]
 
 
 MISSING_TYPE = object()

@@ -40,6 +40,8 @@ def write(table: Table, received: Unpacked) -> list[Token]:
         touched.append(token)
         if id(value) in bulk:
             table.walker.bulk.add(token)
+        else:
+            table.came_opened(value)
     for sort, key, content in received.values:
         if sort == UPDATE:
             letter, change = content
@@ -53,6 +55,8 @@ def write(table: Table, received: Unpacked) -> list[Token]:
             touched.append(key)
             if letter == BULK.letter:
                 table.walker.bulk.add(key)
+            else:
+                table.came_opened(table.find(key))
     return touched
 
 

@@ -765,3 +765,32 @@ def test_kinds_of_tensors_come_back_without_torchs_warnings(nb: Notebook) -> Non
     assert nb.ranks(make + kinds).stderr == ""
     again = nb.ranks("print(q.dtype, s.layout, n.is_nested)")
     assert (again.stdout, again.stderr) == ("torch.quint8 torch.sparse_csr True\n", "")
+
+
+@pytest.mark.parametrize("make", ["best = rows[3]", "best = rows[3]; held = {'best': best, 'rows': rows}"])
+def test_an_item_of_big_plain_data_that_has_a_name_is_the_item(nb: Notebook, make: str) -> None:
+    nb.ok("rows = [{'i': i} for i in range(2000)]\n" + make)
+    nb.ranks("best['i'] = 55; seen = rows[3]['i'], best is rows[3]")
+    assert nb.value("(seen, rows[3]['i'], best is rows[3], best['i'])") == ((55, True), 55, True, 55)
+    nb.ranks("rows[3]['i'] = 66")  # the name is not read here
+    assert nb.value("(best['i'], best is rows[3])") == (66, True)
+    nb.ok("best['i'] = 77")
+    nb.ranks("seen = rows[3]['i'], best['i'], best is rows[3]")
+    assert nb.value("(seen, ranks['seen'][1])") == ((77, 77, True), (77, 77, True))
+
+
+def test_a_name_that_a_cell_gives_to_an_item_of_big_plain_data(nb: Notebook) -> None:
+    nb.ok("rows = {i: [i] for i in range(2000)}")
+    nb.ranks("first = rows[0]")
+    assert nb.value("first is rows[0]")
+    nb.ok("first.append(9)")
+    nb.ranks("seen = rows[0], first is rows[0], len(rows)")
+    assert nb.value("(seen, ranks['seen'][1])") == (([0, 9], True, 2000), ([0, 9], True, 2000))
+
+
+def test_an_item_of_big_plain_data_read_in_a_later_cell(nb: Notebook) -> None:
+    nb.ok("rows = [{'i': i} for i in range(2000)]")
+    nb.ranks("n = len(rows)")
+    nb.ok("late = rows[5]")
+    nb.ranks("late['i'] = -1; seen = rows[5]['i']")
+    assert nb.value("(seen, rows[5]['i'], late is rows[5], len(rows))") == (-1, -1, True, 2000)

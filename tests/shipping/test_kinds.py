@@ -410,7 +410,7 @@ def test_scipy_sparse(nb: Notebook) -> None:
     ("made", "what"),
     [
         ("import threading; x=threading.Lock()", " is a lock, which cannot leave its process"),
-        ("import threading; x=threading.Event()", "._cond._lock is a lock"),
+        ("import threading; x=threading.Event()", " is an event"),
         ("x=open('/dev/null')", " is an open file"),
         ("import socket; x=socket.socket()", " is a socket"),
         ("import sqlite3; x=sqlite3.connect(':memory:')", " is a connection"),
@@ -418,7 +418,7 @@ def test_scipy_sparse(nb: Notebook) -> None:
         ("x=(i for i in range(3))", " is a live generator"),
         ("import contextvars; x=contextvars.ContextVar('x')", " is a ContextVar, which cannot be pickled"),
         ("import queue; x=queue.Queue()", ".mutex is a lock"),
-        ("import subprocess; x=subprocess.Popen(['true']); x.wait()", "._waitpid_lock is a lock"),
+        ("import subprocess; x=subprocess.Popen(['true']); x.wait()", " is a running process"),
         ("import re; x=re.match('a','a')", " is a Match, which cannot be pickled"),
         ("import sys; x=sys._getframe()", " is a frame"),
         ("class Q: pass\nq=Q()\nimport weakref; x=weakref.ref(q)", " is a ReferenceType, which cannot be pickled"),
