@@ -141,7 +141,7 @@ def _together(meeting: Meeting, function: Callable[..., Any], size: int, args: A
     words = meeting.words()
     for rank, word in enumerate(words):
         if word.startswith(_FAILED):
-            raise RuntimeError(f"rank {rank} {word}")
+            raise messages.echo(f"rank {rank} {word}")
     if all(word == _DONE for word in words):
         return True, result
     meeting.renew()

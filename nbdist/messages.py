@@ -135,6 +135,15 @@ def agree(operation: str, value: Any) -> list[Any]:
 known_as: dict[str, str] = {}
 
 
+def echo(text: str, kind: type[Exception] = RuntimeError) -> Exception:
+    """The exception for a rank that has to stop because another one failed. A cell shows that one's own, whichever of
+    the two came first.
+    """
+    error = kind(text)
+    vars(error)["_nbdist_echo"] = True
+    return error
+
+
 def _caller() -> str:
     """File and line of the innermost frame outside this package."""
     frame = sys._getframe(depth() - 1)

@@ -88,7 +88,7 @@ class Processes:
         if not leads:
             for failure in messages.agree(f"{who} first", None):
                 if failure is not None:
-                    raise RuntimeError(f"{who} failed: {failure}")
+                    raise messages.echo(f"{who} failed: {failure}")
             yield
             return
         try:
@@ -100,7 +100,7 @@ class Processes:
             raise
         for failure in messages.agree(f"{who} first", None):
             if failure is not None:  # another machine's first process
-                raise RuntimeError(f"{who} failed: {failure}")
+                raise messages.echo(f"{who} failed: {failure}")
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
         """Decorator, with or without brackets: the function runs on the main process only; elsewhere it gives None."""

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbdist import messages
+
 
 class Weights:
     """Amounts of this rank, and their sums over all ranks.
@@ -69,7 +71,8 @@ class Weights:
         if wrong:
             raise ValueError(wrong)
         if isinstance(total, float) and not math.isfinite(total):
-            raise ValueError("another rank has passed a weight that is no number from 0 on; its own error names it")
+            told = "another rank has passed a weight that is no number from 0 on; its own error names it"
+            raise messages.echo(told, ValueError)
         return total
 
     def correction(self, reference: Any, total: Any) -> Any:

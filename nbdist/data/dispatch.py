@@ -171,7 +171,7 @@ def _dispatched(steps: Iterator[Step] | None, cursor: Cursor, start: int, option
             told = messages.exchange(None if error is None else told_of(error))[0]
             if error is not None:
                 raise error
-            raise RuntimeError(f"rank 0, which reads for all ranks (dispatch_batches=True), failed: {told}")
+            raise messages.echo(f"rank 0, which reads for all ranks (dispatch_batches=True), failed: {told}")
         if rank == 0:
             sent = [dist.isend(one.to(device), to) for to, one in enumerate(parcels) if to]
             batch = batches[0]

@@ -200,7 +200,7 @@ class _Reader:
             if self._failure is not None:
                 raise self._failure
             failed = next(rank for rank, text in enumerate(told) if text is not None)
-            raise RuntimeError(f"the dataset of rank {failed} failed: {told[failed]}")
+            raise messages.echo(f"the dataset of rank {failed} failed: {told[failed]}")
         table = [[row[1 + step] for row in by_rank] for step in range(steps)]
         return table, min(row[0] for row in by_rank)
 

@@ -96,13 +96,14 @@ def choose(
     """Find the cause among what the ranks told, by what we did to them and one clock, not by message texts.
 
     Args:
-        told: descriptions of exceptions; "ours" marks those of ranks that we had interrupted or cut before.
+        told: descriptions of exceptions; "ours" marks those of ranks that we had interrupted or cut before, "echo"
+            those that only tell of another rank's.
         died: ranks whose process ended.
         died_at: when, by time.monotonic().
     """
     if not told and not died:
         return None
-    causes = sorted((one for one in told if not one["ours"]), key=lambda one: one["time"])
+    causes = sorted((one for one in told if not (one["ours"] or one.get("echo"))), key=lambda one: one["time"])
     if died:
         first_death = min(died_at.values())
         before = [one for one in causes if one["time"] < first_death and not _looks_cut_off(one)]
@@ -112,7 +113,7 @@ def choose(
             return Failure(None, died, [], [(one["rank"], in_short(one)) for one in after], cut)
         causes = before + [one for one in causes if one not in before and not _looks_cut_off(one)]
     if not causes:
-        causes = sorted(told, key=lambda one: one["time"])[:1]
+        causes = sorted(told, key=lambda one: (bool(one.get("echo")), one["time"]))[:1]
     first = causes[0]
     equal = [one for one in causes if in_short(one) == in_short(first)]
     first = min(equal, key=lambda one: one["rank"])  # what the lead rank raised is about the notebook's own objects

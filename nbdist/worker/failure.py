@@ -62,6 +62,7 @@ def describe(error: BaseException, rank: int, ours: bool, is_cell_file: Callable
         "rank": rank,
         "time": time.monotonic(),  # one clock for all processes of a host: tells who was first
         "ours": ours,
+        "echo": hasattr(error, "_nbdist_echo"),  # it only tells of another rank's: see nbdist.messages.echo
         "whole": "".join(traceback.format_exception(type(error), error, error.__traceback__))
         if _printable(error)
         else "",

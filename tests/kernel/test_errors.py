@@ -417,3 +417,15 @@ def test_ranks_in_different_operations_are_told_by_their_cells(nb: Notebook) -> 
         r"rank 0 is in gather \(Cell In\[\d+\], line 4\); rank 1 is in wait_for_everyone \(Cell In\[\d+\], line 6\)",
         cell.error[1],
     ), cell.error[1]
+
+
+def test_h1_the_error_that_another_rank_only_tells_of_is_not_the_cause(nb: Notebook) -> None:
+    """The rank that hears of it is faster here than the one that it happened to."""
+    cell = nb.run(
+        "%%distributed -n 2\nimport time\nfrom nbdist import PartialState\nstate = PartialState()\ntry:\n"
+        "    with state.main_process_first():\n        if rank == 0: raise LookupError('no such file')\n"
+        "finally:\n    time.sleep(0.1 * (rank == 0))"
+    )
+    assert cell.error is not None
+    assert cell.error[:2] == ("LookupError", "no such file")
+    assert "rank 0 failed first; cut off by that: rank 1" in cell.traceback
