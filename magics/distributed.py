@@ -242,7 +242,7 @@ def how_it_stopped(result: Result) -> str:
         told += f"; the cell handled it and ran to its end on {failures.ranks_in_words(handled)}, and not on the others"
     failed = result.failure.first if result.failure is not None else None
     if failed is not None and not failed["ours"]:
-        told += f"; {result.failure.note()}: {failures.in_short(failed)}" if result.failure is not None else ""
+        told += f"; rank {failed['rank']} had failed: {failures.in_short(failed)}"
     if stop.apart():
         told += (
             "; the ranks were in different places, so what they trained may be a step apart: "

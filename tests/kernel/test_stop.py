@@ -278,6 +278,17 @@ def test_a_cell_that_handles_the_stop_itself_ends_as_an_ordinary_one(four: Noteb
     assert four.ranks("print('next')", "-n 4 --output rank0").stdout == "next\n"
 
 
+def test_a_stop_just_after_a_rank_has_failed_tells_of_that(fresh: Notebook) -> None:
+    cell = fresh.run(
+        "%%distributed -n 2\nimport time\nprint('x')\nif rank:\n    time.sleep(.4)\n    raise KeyError('mine')\n"
+        "time.sleep(5)",
+        stop_when=lambda cell: "x" in cell.stdout,
+        stop_after=0.45,
+    )
+    assert cell.error is not None and "mine" in cell.error[1], cell.text
+    assert "a step apart" not in cell.text  # nothing was trained
+
+
 def test_random_stops_of_collectives(four: Notebook) -> None:
     """Stops at random moments of a loop that uses every group, one after the other: all of them heal."""
     chance = random.Random(5)
