@@ -1,4 +1,5 @@
-"""What a prepared loop costs a step over plain PyTorch: Linear(8, 8), batch 8, SGD, one thread, one process.
+"""What a prepared loop costs a step over plain PyTorch: Linear(8, 8), batch 8, SGD, one thread, one process; and
+Linear(4, 4), batch 2. Accelerate's in the same run, where `make bench` has installed it (benchmarks/beside.py).
 
     python benchmarks/accelerator_overhead.py [--steps 2000] [--rounds 7] [--cpu]
 
@@ -15,17 +16,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import beside
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nbdist import Accelerator
 
 BATCH, WIDTH = 8, 8
+SMALL = (2, 4)
 
 
 class Rows(Dataset):
-    def __init__(self, steps: int) -> None:
-        self.data = torch.randn(steps * BATCH, WIDTH)
+    def __init__(self, steps: int, batch: int = BATCH, width: int = WIDTH) -> None:
+        self.data = torch.randn(steps * batch, width)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -51,6 +54,10 @@ def _as_it_is(batch: Any) -> Any:
 
 def _rows(steps: int) -> DataLoader:
     return DataLoader(Rows(steps), batch_size=BATCH, collate_fn=_as_it_is)
+
+
+def _small(steps: int) -> DataLoader:
+    return DataLoader(Rows(steps, *SMALL), batch_size=SMALL[0], collate_fn=_as_it_is)
 
 
 def _stream(steps: int) -> DataLoader:
@@ -94,13 +101,23 @@ def variants(steps: int) -> dict[str, tuple[str | None, Callable[[], None]]]:
     """Name -> (what it is compared with, the loop)."""
 
     def parts(make: Callable[[int], DataLoader]) -> tuple[Any, Any, DataLoader]:
-        model = torch.nn.Linear(WIDTH, WIDTH)
+        width = SMALL[1] if make is _small else WIDTH
+        model = torch.nn.Linear(width, width)
         return model, torch.optim.SGD(model.parameters(), lr=0.01), make(steps)
 
     def all_of(make: Callable[[int], DataLoader], accumulate: bool = True, window: int = 1) -> Callable[[], None]:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=window)
         model, optimizer, loader = accelerator.prepare(*parts(make))
         return loop(loader, model, optimizer, accelerator.backward, accelerator.accumulate if accumulate else None)
+
+    def theirs(make: Callable[[int], DataLoader]) -> Callable[[], None]:
+        accelerator = accelerate.Accelerator(cpu=True)
+        model, optimizer, loader = accelerator.prepare(*parts(make))
+        return loop(loader, model, optimizer, accelerator.backward, accelerator.accumulate)
+
+    def their_loader() -> Callable[[], None]:
+        model, optimizer, loader = parts(_rows)
+        return loop(accelerate.Accelerator(cpu=True).prepare(loader), model, optimizer, None)
 
     def only(*which: str) -> Callable[[], None]:
         accelerator = Accelerator(cpu=True)
@@ -132,7 +149,8 @@ def variants(steps: int) -> dict[str, tuple[str | None, Callable[[], None]]]:
 
         return by_hand
 
-    return {
+    accelerate = beside.accelerate()
+    loops: dict[str, tuple[str | None, Callable[[], None]]] = {
         "plain": (None, plain(_rows)),
         "all": ("plain", all_of(_rows)),
         "all, no accumulate": ("plain", all_of(_rows, accumulate=False)),
@@ -145,7 +163,14 @@ def variants(steps: int) -> dict[str, tuple[str | None, Callable[[], None]]]:
         "all, windows of 4": ("windows by hand", all_of(_rows, window=4)),
         "plain stream": (None, plain(_stream)),
         "stream, all": ("plain stream", all_of(_stream)),
+        "small plain": (None, plain(_small)),
+        "small, all": ("small plain", all_of(_small)),
     }
+    if accelerate is not None:
+        loops["Accelerate, all"] = ("plain", theirs(_rows))
+        loops["Accelerate, loader"] = ("plain", their_loader())
+        loops["Accelerate, small"] = ("small plain", theirs(_small))
+    return loops
 
 
 def measure(steps: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
@@ -174,6 +199,8 @@ def main() -> None:
     torch.set_num_threads(1)
     times = measure(options.steps, options.rounds, time.thread_time if options.cpu else time.perf_counter)
     against = {name: base for name, (base, _) in variants(1).items()}
+    peer = beside.accelerate()
+    print(f"Accelerate {peer.__version__}, in the same run" if peer is not None else beside.HOW)
     print(f"torch {torch.__version__}, {options.steps} steps, {options.rounds} rounds; us a step")
     for name, figures in times.items():
         line = f"{name:20s} median {statistics.median(figures):7.1f}  min {min(figures):7.1f}"
