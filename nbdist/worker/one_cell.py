@@ -124,7 +124,10 @@ def _run(
         if not rank.agreed:
             rank.repair()
     rank.black_box.end(cell["cell"])
-    return value, raised, told
+    try:
+        return value, raised, told
+    finally:
+        raised = None  # its traceback holds this frame: a circle, and with it all that the cell's frames hold
 
 
 def _give(rank: Rank, cell: dict[str, Any], value: Any) -> Parcel:
