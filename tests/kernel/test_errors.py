@@ -128,7 +128,7 @@ ROWS = {
     "sys.exit": Row(
         "import sys, time\ntime.sleep(rank / 10)\nsys.exit(3)",
         "RankExited",
-        "rank 0 exited with code 3 (SystemExit)",
+        "rank 0 exited with code 3 at cell line 4 (SystemExit)",
         4,
     ),
     "leading blank lines": Row("\n\n\n1 / 0", "ZeroDivisionError", "division by zero", 5),
@@ -151,7 +151,7 @@ ROWS = {
     "one rank exits": Row(
         "import sys, time\nif rank: sys.exit(3)\ntime.sleep(30)",
         "RankExited",
-        "rank 1 exited with code 3 (SystemExit)",
+        "rank 1 exited with code 3 at cell line 3 (SystemExit)",
         3,
         "rank 1 failed first; cut off by that: rank 0",
     ),
