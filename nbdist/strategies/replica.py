@@ -84,6 +84,7 @@ def open_up(wrapped: DistributedDataParallel, module: torch.nn.Module) -> None:
     if type(wrapped) is DistributedDataParallel or isinstance(wrapped, Replica):
         wrapped.__class__ = class_for(module)
     wrapped.module = module
+    vars(wrapped)["module"] = module  # found at once: DDP's forward asks for it, and __getattr__ comes last
     vars(wrapped)[_OPEN] = True
     vars(wrapped)[_COMPILED] = any(getattr(one, "_compiled_call_impl", None) is not None for one in module.modules())
     hidden = sorted(name for name in _own_names(module) if _has(wrapped, name) and not _same(wrapped, module, name))
