@@ -172,11 +172,14 @@ def _torch(torch: Any) -> dict[str, Setting]:
         "allow_fp16_reduced_precision_reduction",
         "allow_bf16_reduced_precision_reduction",
     )
-    for kind in ("flash", "mem_efficient", "math", "cudnn"):
-        reads = getattr(backends.cuda, f"{kind}_sdp_enabled", None)
-        puts = getattr(backends.cuda, f"enable_{kind}_sdp", None)
-        if reads is not None and puts is not None:
-            found[f"{kind} attention"] = (reads, puts)
+    for reads, puts in (
+        ("flash_sdp_enabled", "enable_flash_sdp"),
+        ("mem_efficient_sdp_enabled", "enable_mem_efficient_sdp"),
+        ("math_sdp_enabled", "enable_math_sdp"),
+        ("cudnn_sdp_enabled", "enable_cudnn_sdp"),
+    ):
+        if hasattr(backends.cuda, reads) and hasattr(backends.cuda, puts):
+            found[reads] = (getattr(backends.cuda, reads), getattr(backends.cuda, puts))
     return found
 
 

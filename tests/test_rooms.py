@@ -50,7 +50,7 @@ MAY = {
     "regroup": {"messages", "sockets", "state"},
     "batch_size": {"messages", "regroup", "state"},
     "local_sgd": {"accelerator", "collectives"},
-    "weighing": set(),
+    "weighing": {"messages"},
     "accumulation": {"data", "messages", "strategies", "weighing"},
     "scheduler": {"strategies"},
     "precision": {"state", "config", "kwargs"},
