@@ -52,6 +52,7 @@ class DDP(Strategy):
         self._options = options
         self._models: list[weakref.ref[Any]] = []
         self._local: WeakSet[Any] = WeakSet()  # those that share no gradients now
+        self._arms = can(_ARMING)
         self._started = False
 
     def setup(self) -> None:
@@ -169,18 +170,23 @@ class DDP(Strategy):
         Raises:
             RuntimeError: the loss does not reach all parameters of a model that it reaches.
         """
-        models = [model for ref in self._models if (model := ref()) is not None and model.require_backward_grad_sync]
-        if not can(_ARMING):
+        if not self._arms:
             torch.autograd.backward(loss, seed, **options)  # averaged after forward through the wrapper, and once
             return
-        for model in models:
+        models = []
+        for ref in self._models:
+            model = ref()
+            if model is None or not model.require_backward_grad_sync:
+                continue
+            models.append(model)
             if not model.static_graph:  # a static graph keeps its own count of iterations
+                reducer = model.reducer
                 # The first backward notes the order for new buckets, which forward makes of it: there may be none
                 # between.
-                model.reducer._rebuild_buckets()
+                reducer._rebuild_buckets()
                 # With find_unused_parameters the reducer looks from this very loss which parameters will have no
                 # gradient.
-                model.reducer.prepare_for_backward([loss] if model.find_unused_parameters else [])
+                reducer.prepare_for_backward([loss] if model.find_unused_parameters else [])
         torch.autograd.backward(loss, seed, **options)
         for model in models:
             try:
