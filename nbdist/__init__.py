@@ -68,7 +68,7 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'nbdist' has no attribute {name!r}; it has: {', '.join(sorted(__all__))}")
+        raise import_module("nbdist.later").missing(__name__, name, __all__)
     if home.startswith("nbdist.launchers"):
         import_module("nbdist.system").refuse_windows()
     value = globals()[name] = getattr(import_module(home), name)

@@ -120,8 +120,10 @@ class Accelerator(Models, Step, Helpers):
         call it alike.
 
         Args:
-            *args: objects in any order, also inside lists, tuples and dicts. One that this Accelerator has prepared
-                already comes back as it is; what another one has prepared is taken over, never wrapped twice.
+            *args: objects in any order, also inside lists, tuples and dicts. What this Accelerator's `prepare` has
+                returned comes back as it is; what another one's has is taken over, never wrapped twice. A bare loader
+                that was prepared before gives a new one, at its first epoch, so that a cell that runs again trains the
+                same.
             device_placement: for each argument, whether it is brought to the device. Default: as the Accelerator was
                 told.
 
@@ -207,8 +209,8 @@ class Accelerator(Models, Step, Helpers):
                 Default: as the dataset's attribute `sharded_by_rank` says, or `datasets.split_dataset_by_node`.
 
         Raises:
-            ValueError: the ranks' loaders are of several kinds, or over datasets of several lengths; or `split_batches`
-                with a batch size that cannot be split evenly.
+            ValueError: the ranks' loaders are of several kinds, or over datasets of several lengths, or differ in
+                batch size, drop_last or sampler; or `split_batches` with a batch size that cannot be split evenly.
         """
         placed = self.device_placement if device_placement is None else device_placement
         if slice_fn_for_dispatch is not None:
@@ -251,10 +253,10 @@ class Accelerator(Models, Step, Helpers):
         )
 
     def __reduce__(self) -> Any:
-        raise TypeError(_STAYS)
+        raise TypeError(f"an Accelerator {_STAYS}")
 
 
-_STAYS = "an Accelerator belongs to its rank"
+_STAYS = "belongs to its rank"
 
 
 def _strategy(name: str | None, process: state.Process, handlers: arguments.Handlers) -> strategies.Strategy:
@@ -267,4 +269,4 @@ def _strategy(name: str | None, process: state.Process, handlers: arguments.Hand
 register_exporter(PreparedOptimizer, unwrap=lambda prepared: prepared.optimizer)
 register_exporter(PreparedScheduler, unwrap=lambda prepared: prepared.scheduler)
 register_exporter(loaders.Prepared, unwrap=loaders.user_loader)
-register_exporter(Accelerator, stays=_STAYS)
+register_exporter(Accelerator, stays=f"it {_STAYS}")

@@ -88,12 +88,14 @@ def loading(config: kwargs.DataLoaderConfiguration | None, split_batches: bool) 
     """How loaders are prepared, from both places where it may be said.
 
     Raises:
-        TypeError: the configuration is something else.
+        TypeError: the configuration is something else, or its seed no integer.
     """
     if config is None:
         return kwargs.DataLoaderConfiguration(split_batches=split_batches)
     if not isinstance(config, kwargs.DataLoaderConfiguration):
-        raise TypeError(f"dataloader_config is a {type(config).__name__}; it must be a DataLoaderConfiguration")
+        raise TypeError(f"dataloader_config is of type {type(config).__name__}; it must be a DataLoaderConfiguration")
+    if config.data_seed is not None:
+        config = dataclasses.replace(config, data_seed=state.whole_seed(config.data_seed, "data_seed"))
     if not config.even_batches:
         without_effect("even_batches=False", "tails are uneven anyway, and weighed")
     if not config.use_seedable_sampler:

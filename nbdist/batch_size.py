@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -132,10 +133,11 @@ def _together(meeting: Meeting, function: Callable[..., Any], size: int, args: A
         if ran_out_of_memory(error):
             meeting.tell(_MEMORY)
             meeting.free()
-        elif meeting.said_so_far(_MEMORY):  # a collective was cut under this rank
+        elif _was_cut(meeting):
             meeting.tell(_FREED)
         else:
-            meeting.tell(_FAILED + f"{type(error).__name__}: {error}")
+            with contextlib.suppress(RuntimeError):  # nobody is there to hear; this rank's own error is what counts
+                meeting.tell(_FAILED + f"{type(error).__name__}: {error}")
             raise
         _let_go(error)
     words = meeting.words()
@@ -146,6 +148,14 @@ def _together(meeting: Meeting, function: Callable[..., Any], size: int, args: A
         return True, result
     meeting.renew()
     return False, None
+
+
+def _was_cut(meeting: Meeting) -> bool:
+    """Whether another rank ran out of memory, and so a collective was cut under this one."""
+    try:
+        return meeting.said_so_far(_MEMORY)
+    except RuntimeError:  # that one has ended
+        return False
 
 
 def _let_go(error: BaseException) -> None:

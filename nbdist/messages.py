@@ -97,13 +97,22 @@ def _all_bytes(mine: bytearray, world_size: int, device: Any) -> list[bytes]:
         all_gather(everyone, own)
     except RuntimeError as error:
         if any(text in str(error) for text in _GONE):
-            raise RuntimeError(
-                "another rank has ended, or failed and left, while this one waited for it; what it says itself is the "
-                f"cause ({str(error).splitlines()[0]})"
-            ) from None
+            raise RuntimeError(gone(str(error))) from None
         raise
     raw = everyone.cpu().numpy().tobytes()
     return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
+
+
+def gone(told: str) -> str:
+    """What is said where a rank waits for one that is no more.
+
+    Args:
+        told: what torch says; its first line is shown.
+    """
+    return (
+        "another rank has ended, or failed and left, while this one waited for it; what it says itself is the cause "
+        f"({told.splitlines()[0]})"
+    )
 
 
 def message_device() -> Any:

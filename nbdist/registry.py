@@ -59,7 +59,7 @@ class Registry:
             return self._loaded[name]
         if name not in self.names():
             close = difflib.get_close_matches(name, self.names(), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else "."
             raise UnknownName(f"no {self.kind} is called {name!r}{hint} There are: {', '.join(self.names())}.")
         place = self._places[name]
         try:

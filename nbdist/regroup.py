@@ -17,6 +17,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -63,6 +64,7 @@ class Meeting:
         elif self.rank != 0:
             store = dist.TCPStore(host, self._port, None, False, wait_for_workers=False)
         self._store = dist.PrefixStore(f"nbdist/{self._key}", store)
+        self._connected = self._pool is None and self._connects()
 
     # ------------------------------------------------------------------ one round
     def begin(self) -> None:
@@ -78,7 +80,8 @@ class Meeting:
     def said_so_far(self, word: str) -> bool:
         """Whether another rank has said this word already."""
         others = [self._at("word", rank) for rank in range(self.ranks) if rank != self.rank]
-        return any(self._store.check([key]) and json.loads(self._store.get(key)) == word for key in others)
+        with self._reaching():
+            return any(self._store.check([key]) and json.loads(self._store.get(key)) == word for key in others)
 
     def words(self) -> list[str]:
         """What every rank said, by rank; waits for all.
@@ -135,17 +138,42 @@ class Meeting:
         return f"{self._round}/{what}/{rank}"
 
     def _set(self, what: str, value: Any) -> None:
-        self._store.set(self._at(what, self.rank), json.dumps(value))
+        with self._reaching():
+            self._store.set(self._at(what, self.rank), json.dumps(value))
 
     def _get(self, what: str, rank: int) -> Any:
         # Looked for again and again: while the store's own `wait` runs, this rank could not be interrupted.
         key, start = self._at(what, rank), time.monotonic()
-        while not self._store.check([key]):
+        while True:
+            with self._reaching():
+                if self._store.check([key]):
+                    return json.loads(self._store.get(key))
             waited = time.monotonic() - start
             if waited > _LONGEST:
                 raise RuntimeError(f"{self._what}: rank {rank} has not come for {_LONGEST:.0f} s")
             time.sleep(min(0.001 + waited / 20, 0.1))
-        return json.loads(self._store.get(key))
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """The store is asked. Where the process that holds it has ended, that is seen before: torch would print pages
+        of its frames.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
+        import torch.distributed as dist
+
+        if self._connected and not self._connects():
+            raise messages.echo(messages.gone("its store is closed"))
+        try:
+            yield
+        except dist.DistNetworkError as error:
+            raise messages.echo(messages.gone(str(error))) from None
+
+    def _connects(self) -> bool:
+        """Whether there is a living connection to the store, where it has a port."""
+        live = [one.remote for one in sockets.connections().values() if one.state == sockets.ESTABLISHED]
+        return self._port in live
 
 
 _ended: list[Any] = []  # groups

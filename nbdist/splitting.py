@@ -113,16 +113,19 @@ def _lengths(values: Any, path: str) -> Iterator[tuple[str, int]]:
 
 
 def _unsplittable(values: Any) -> str:
+    from nbdist.shipping.errors import article
+
+    kind = article(type(values).__name__)
     if isinstance(values, str | bytes):
-        return f"it is a {type(values).__name__}; put it into a list, or leave it out and use it on every process"
+        return f"it is {kind}; put it into a list, or leave it out and use it on every process"
     if getattr(values, "ndim", 1) == 0:
         return "it has no dimension"
     if isinstance(values, set | frozenset):
         return "a set has no order that is the same everywhere; pass sorted(...)"
     if not isinstance(values, Sized):
-        return f"a {type(values).__name__} has no length; pass list(...)"
+        return f"{kind} has no length; pass list(...)"
     if not hasattr(values, "__getitem__"):
-        return f"a {type(values).__name__} has no items by index; pass list(...)"
+        return f"{kind} has no items by index; pass list(...)"
     return ""
 
 

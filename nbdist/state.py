@@ -9,6 +9,7 @@ process.
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import random
 import socket
@@ -308,12 +309,15 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         device_specific: add the rank, so that dropout and augmentation differ by rank; loaders keep one order on all
             ranks.
         deterministic: also ask torch for deterministic algorithms.
+
+    Raises:
+        TypeError: the seed is no integer; nothing has changed then.
     """
     global _seed
     import numpy
     import torch
 
-    _seed = seed
+    seed = _seed = whole_seed(seed, "set_seed")
     if device_specific:
         seed += current().rank
     random.seed(seed)
@@ -322,6 +326,21 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
+
+
+def whole_seed(seed: Any, where: str) -> int:
+    """A seed as an integer.
+
+    Args:
+        where: who was told, for the error.
+
+    Raises:
+        TypeError: it is none.
+    """
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"{where}: the seed is {seed!r}; it must be a whole number, such as 42") from None
 
 
 def data_seed() -> int:

@@ -58,6 +58,7 @@ class Step:
         Raises:
             ValueError: a negative weight, or one that is no number; on all ranks, at the end of the window.
             RuntimeError: the loss has more than one element; weights in some micro-batches of a window only.
+            TypeError: the loss is no tensor.
         """
         if not state.step_boundary.begun:
             state.step_boundary.begun = True
@@ -68,17 +69,30 @@ class Step:
             factor = windows.alone(weight)
         else:
             factor, late = window.weigh(weight)
-        if windows.scaler is not None:
-            factor = windows.scaler.seed(factor)
-            loss = loss.float() if loss.dtype in _HALF else loss  # the scale alone is more than float16 holds
-        if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
-            seed = factor.to(loss.dtype).expand(_one_element(loss))
-        else:
-            known = self._seed
-            if known[0] != factor or known[1] is not loss.dtype or known[2] != loss.shape or known[3] != loss.device:
-                seed = torch.full(_one_element(loss), factor, dtype=loss.dtype, device=loss.device)
-                known = self._seed = (factor, loss.dtype, loss.shape, loss.device, seed)
-            seed = known[4]
+        try:
+            if windows.scaler is not None:
+                factor = windows.scaler.seed(factor)
+                loss = loss.float() if loss.dtype in _HALF else loss  # the scale alone is more than float16 holds
+            if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
+                seed = factor.to(loss.dtype).expand(_one_element(loss))
+            else:
+                known = self._seed
+                if (
+                    known[0] != factor
+                    or known[1] is not loss.dtype
+                    or known[2] != loss.shape
+                    or known[3] != loss.device
+                ):
+                    seed = torch.full(_one_element(loss), factor, dtype=loss.dtype, device=loss.device)
+                    known = self._seed = (factor, loss.dtype, loss.shape, loss.device, seed)
+                seed = known[4]
+        except AttributeError:
+            if isinstance(loss, torch.Tensor):
+                raise
+            raise TypeError(
+                f"backward needs a loss that is a tensor, a mean; this one is {loss!r}, from which no gradient comes. "
+                "Pass what the loss function returned, without .item()"
+            ) from None
         self._strategy.backward(loss, seed, **kwargs)
         if late is not None and window is not None:
             window.scale(late)

@@ -62,7 +62,7 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'nbdist.utils' has no attribute {name!r}; it has: {', '.join(sorted(_HOME_OF))}")
+        raise import_module("nbdist.later").missing(__name__, name, __all__)
     value = globals()[name] = getattr(import_module(home), name)
     return value
 

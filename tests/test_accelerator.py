@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from nbdist import Accelerator, arguments
 from nbdist.data.loader import Prepared
 from nbdist.shipping.exporters import exporter_of
 from nbdist.strategies.optimizer import PreparedOptimizer
-from nbdist.utils import DistributedDataParallelKwargs
+from nbdist.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
 from tests.ranks import run_ranks
 from tests.training import linear_at_zero
 
@@ -35,6 +36,10 @@ def test_arguments_that_are_not_there_are_named() -> None:
         Accelerator(mixed_precision="fp8")
     with pytest.raises(TypeError, match="kwargs_handlers: dict is not known"):
         Accelerator(kwargs_handlers=[{}])
+    with pytest.raises(LookupError, match=r"^no strategy is called 'fsdp'\. There are: ddp, single\.$"):
+        Accelerator(strategy="fsdp")
+    with pytest.raises(TypeError, match="data_seed: the seed is '42'"):
+        Accelerator(dataloader_config=DataLoaderConfiguration(data_seed="42"))
     Accelerator(mixed_precision="no", gradient_accumulation_steps=1, log_with=None)  # what happens anyway
     Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
     assert "single: there is one process" in repr(Accelerator())
@@ -53,11 +58,17 @@ def test_members_that_a_later_version_brings() -> None:
             getattr(accelerator, name)
     with pytest.raises(AttributeError, match="'Accelerator' object has no attribute 'acumulate'"):
         accelerator.acumulate()
+    with pytest.raises(ImportError, match=r"^nbdist\.cpu_offload is not available in this version of nbdist yet$"):
+        from nbdist import cpu_offload  # noqa: F401
+    with pytest.raises(
+        ImportError, match=r"^nbdist\.utils\.DummyOptim is not available in this version of nbdist yet$"
+    ):
+        from nbdist.utils import DummyOptim  # noqa: F401
 
 
 def test_it_belongs_to_its_rank() -> None:
     accelerator = Accelerator()
-    with pytest.raises(TypeError, match="belongs to its rank"):
+    with pytest.raises(TypeError, match="an Accelerator belongs to its rank"):
         pickle.dumps(accelerator)
     exporter = exporter_of(Accelerator)
     assert exporter is not None and exporter.stays
@@ -75,6 +86,7 @@ def test_prepare_keeps_order_number_and_nesting() -> None:
     plain = {"a": [1, 2]}
     assert accelerator.prepare(plain) is plain and accelerator.prepare() == ()
     assert accelerator.prepare(two) is two and accelerator.prepare(four) is four
+    assert accelerator.prepare(loader) is not four
     with pytest.raises(ValueError, match="2 entries for 1"):
         accelerator.prepare(model, device_placement=[True, False])
 
@@ -172,6 +184,11 @@ def test_backward_in_one_process() -> None:
         gradient(torch.ones(2))
     with pytest.raises(RuntimeError, match=r"one element.*\(3, 1\)"):
         accelerator.backward(model(rows))
+    for loss in (3.0, None, numpy.float64(3.0)):
+        with pytest.raises(
+            TypeError, match=r"^backward needs a loss that is a tensor, a mean; this one is .*item\(\)$"
+        ):
+            accelerator.backward(loss)
     model.zero_grad()
     loss = model(rows).mean()
     accelerator.backward(loss, retain_graph=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import traceback
 import weakref
 from typing import Any
 
@@ -125,6 +127,19 @@ def _tried(rank: int, ranks: int) -> dict[str, Any]:
         fails()
     except Exception as error:
         found["failed"] = f"{type(error).__name__}: {error}"
+
+    @find_executable_batch_size(starting_batch_size=4)
+    def leaves(batch_size: int) -> None:
+        if not rank:
+            raise ValueError("no such file")
+        with contextlib.suppress(RuntimeError):
+            torch.distributed.barrier()  # until rank 0, whose store it is, has ended
+
+    try:
+        leaves()
+    except Exception as error:
+        found["left"] = f"{type(error).__name__}: {error}"
+        found["frames"] = "C++" in "".join(traceback.format_exception(error))
     return found
 
 
@@ -142,4 +157,9 @@ def test_all_ranks_try_again_when_one_runs_out_of_memory() -> None:
             assert where == "buffers" or weight == pytest.approx([2.5 + 6.5 + 10.5 + 14.5])
     assert first["after"] == second["after"] == [1.0, 1.0, 1.0]
     assert second["failed"] == "ValueError: no such file"
+    assert first["left"] == "ValueError: no such file"
+    assert second["left"].startswith(
+        "RuntimeError: another rank has ended, or failed and left, while this one waited for it; "
+    )
+    assert len(second["left"]) < 250 and not second["frames"]
     assert first["failed"] == "RuntimeError: rank 1 failed: ValueError: no such file"

@@ -92,7 +92,7 @@ def test_little_or_nothing_to_split() -> None:
         ({1, 2}, "no order"),
         ((x for x in ()), "a generator has no length"),
         (torch.tensor(1), "no dimension"),
-        (5, "a int has no length"),
+        (5, "an int has no length"),
     ],
     ids=str,
 )

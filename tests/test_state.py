@@ -53,6 +53,16 @@ def test_set_seed_seeds_everything() -> None:
     assert draw() == first
     set_seed(6)
     assert draw() != first and state.data_seed() == 6
+    for wrong in ("42", 4.0, None):
+        before = draw()
+        set_seed(7)
+        with pytest.raises(TypeError, match=r"^set_seed: the seed is .*; it must be a whole number"):
+            set_seed(wrong)  # type: ignore[arg-type]
+        after = draw()
+        set_seed(7)
+        assert state.data_seed() == 7 and draw() == after != before, "a seed that is none has changed something"
+    set_seed(numpy.int64(3))  # type: ignore[arg-type]
+    assert type(state.data_seed()) is int
     set_seed(-1)
     set_seed(0)
 

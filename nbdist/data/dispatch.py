@@ -41,6 +41,10 @@ class DispatchedRows(Source):
     def _len(self) -> int:
         return super()._len() if self._told is None else self._told
 
+    def alike(self) -> dict[str, Any]:
+        """What must be the same on all ranks: rank 0's loader counts."""
+        return {}
+
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None
         if self._options.rank == 0:
@@ -86,6 +90,10 @@ class DispatchedStream:
     def length(self) -> int | None:
         """Samples an epoch; None when the dataset has no length."""
         return known_length(self._loader.dataset)
+
+    def alike(self) -> dict[str, Any]:
+        """What must be the same on all ranks: rank 0's loader counts."""
+        return {}
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None

@@ -6,18 +6,21 @@ names only: a copy made from constructor arguments could not know a subclass's o
 it.
 
 The seed rule. The order of an epoch is a function of (seed, epoch) and of nothing else: not of the number of ranks or
-workers, nor of what has drawn random numbers before. The seed is that of the loader's own generator (rank 0's), else
-`DataLoaderConfiguration.data_seed`, else that of `set_seed`, else 0; a state that was loaded brings its own. A worker
-of a map-style loader draws (augmentation) from a function of (seed, epoch, rank, its number), so that each rank
-augments differently, and each run alike; behind a resumed point it draws anew. Workers of a stream draw alike on all
-ranks, since all read one stream. Persistent workers are seeded once, at their start, as torch does it. Without
-workers the dataset draws from the process's own generators.
+workers, nor of what has drawn random numbers before. The seed is that of the loader's own generator, else
+`DataLoaderConfiguration.data_seed`, else that of `set_seed`, else 0; a state that was loaded brings its own. Where the
+ranks are seeded differently when they prepare it, rank 0's counts. A worker of a map-style loader draws (augmentation)
+from a function of (seed, epoch, rank, its number), so that each rank augments differently, and each run alike; behind a
+resumed point it draws anew. Workers of a stream draw alike on all ranks, since all read one stream. Persistent
+workers are seeded once, at their start, as torch does it. Without workers the dataset draws from the process's own
+generators.
 """
 
 from __future__ import annotations
 
+import copy
+import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -57,8 +60,18 @@ class Prepared:
         """The next iteration is this epoch's. Without it, an iteration that ended or was trained on moves on by one.
 
         An epoch that was loaded from a state goes on where the state is.
+
+        Raises:
+            ValueError: it is not a whole number of at least 0.
         """
         position = self._nb.position
+        try:
+            number = operator.index(epoch)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise ValueError(f"set_epoch: the epoch is {epoch!r}; it must be a whole number of at least 0")
+        epoch = number
         if epoch != position.epoch or position.used:
             position.resume(epoch, 0)
         source: Any = self._nb.source
@@ -81,9 +94,28 @@ class Prepared:
         number of steps here; a stream with workers needs the same number of them.
 
         Raises:
-            ValueError: the state is another loader's: of another kind, or over another number of samples.
+            ValueError: the state is another loader's: of another kind, or over another number of samples. TypeError: it
+                is no dict.
         """
         resume.load(self._nb, state_dict)
+
+    def __copy__(self) -> Any:
+        again = object.__new__(type(self))
+        vars(again).update(vars(self))
+        return again
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the user's loader, prepared alike and as far in its epochs. No collective."""
+        old = self._nb
+        again = memo[id(self)] = _made(copy.deepcopy(old.original, memo), old.copied)
+        later = {name: value for name, value in vars(self).items() if name not in old.replaced}
+        vars(again).update(copy.deepcopy(later, memo))
+        return again
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a prepared DataLoader belongs to its rank; pickle the DataLoader that was prepared, or its state_dict()"
+        )
 
 
 class Counted(DataLoader):
@@ -132,6 +164,9 @@ class Feed(Protocol):
     def length(self) -> int | None:
         """How much an epoch has; None when that is not known."""
 
+    def alike(self) -> dict[str, Any]:
+        """What else must be the same on all ranks, by the name of DataLoader's argument."""
+
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Any) -> Iterator[Any]:
         """The batches of an epoch from `start` on; `begin(seed)` starts the loader's own iterator."""
 
@@ -139,16 +174,28 @@ class Feed(Protocol):
 class Inside:
     """What a prepared loader carries: its original, where it is, and the stack of running iterators it reports to."""
 
-    def __init__(self, original: DataLoader, options: Options, live: list[Cursor | None], position: Position) -> None:
+    def __init__(
+        self,
+        original: DataLoader,
+        options: Options,
+        live: list[Cursor | None],
+        position: Position,
+        like: Inside | None = None,
+    ) -> None:
         self.original, self.options, self.live, self.position = original, options, live, position
         self.cursor = Cursor(self.position)
         # iterations that were begun and whose data were not asked for yet: (epoch, start, cursor)
         self.pending: list[tuple[int, int, Cursor]] = []
         batches = original.batch_sampler
         self.given = randomness.generator_of(original.sampler, batches, getattr(batches, "sampler", None), original)
-        self._own = self._agreed = self.given.initial_seed() if self.given is not None else None
+        self._own = self._agreed = self._seeded()
         self.source: Feed = _feed(original, options, self.seed)
-        if options.ranks > 1:
+        self.lengths: list[int | None] = []  # of each rank
+        if like is not None:
+            self._own, self._agreed, self.lengths = like._own, like._agreed, like.lengths
+            if isinstance(self.source, OwnData | DispatchedRows) and self.lengths:
+                self.source.told(self.lengths)
+        elif options.ranks > 1:
             self._agree()
         self.skipped: resume.Skipped | None = None
         self.replaced = {"_nb", "_iterator", *self.source.attributes}  # what is not the user's; for streams torch's too
@@ -159,16 +206,21 @@ class Inside:
         epoch.
 
         Raises:
-            ValueError: their loaders are not of one kind, or their datasets not of one length; on all ranks.
+            ValueError: their loaders are not of one kind, their datasets not of one length, or what each step takes of
+                them differs; on all ranks.
         """
-        told = messages.agree("prepare a loader", (self._own, self.source.kind, self.source.length()))
-        self._agreed = told[0][0]  # ranks that seeded their generators differently would each shuffle in another order
-        kinds, lengths = [kind for _, kind, _ in told], [length for _, _, length in told]
+        source = self.source
+        options = {"split_batches": self.options.split_batches, "dispatch_batches": self.options.dispatch}
+        told = messages.agree("prepare a loader", (self._own, source.kind, source.length(), options | source.alike()))
+        seeds, kinds, lengths, alike = map(list, zip(*told, strict=True))
+        self._agreed = seeds[0]  # ranks that were seeded differently would each shuffle in another order
         if len(set(kinds)) > 1:
             listed = ", ".join(f"rank {rank} has {resume.KINDS[kind]}" for rank, kind in enumerate(kinds))
             raise ValueError(f"the ranks prepare loaders of several kinds: {listed}. Prepare the same one on all ranks")
-        if isinstance(self.source, OwnData | DispatchedRows):
-            self.source.told(lengths)
+        _refuse_unlike(alike)
+        self.lengths = lengths
+        if isinstance(source, OwnData | DispatchedRows):
+            source.told(lengths)
         elif not self.options.dispatch and len(set(lengths)) > 1:
             listed = ", ".join(f"rank {rank} has {length}" for rank, length in enumerate(lengths))
             raise ValueError(
@@ -176,12 +228,23 @@ class Inside:
                 "all ranks; for one that is split already, tell: prepare_data_loader(loader, already_sharded=True)"
             )
 
+    def copied(self, original: DataLoader) -> Inside:
+        """The same around a copy of the original, which all ranks have agreed on already."""
+        again = Inside(original, self.options, self.live, copy.copy(self.position), self)
+        if self.skipped is not None:
+            again.skipped = self.skipped.copied(again.position)
+        return again
+
     def seed(self) -> int:
         if self.position.seed is not None:
             return self.position.seed
+        seed = self._seeded()
+        return self._agreed if seed == self._own else seed
+
+    def _seeded(self) -> int:
+        """What this rank has been told."""
         if self.given is not None:
-            seed = self.given.initial_seed()
-            return self._agreed if seed == self._own and self._agreed is not None else seed
+            return self.given.initial_seed()
         return state.data_seed() if self.options.data_seed is None else self.options.data_seed
 
     def begin(self) -> tuple[int, int]:
@@ -191,6 +254,23 @@ class Inside:
             if begun is not None:
                 return begun
         return self.position.begin()
+
+
+def _refuse_unlike(alike: list[dict[str, Any]]) -> None:
+    """Raise ValueError where the ranks' loaders differ, naming each rank's."""
+    everywhere = set.intersection(*map(set, alike))
+    names = [name for name in alike[0] if name in everywhere and any(one[name] != alike[0][name] for one in alike)]
+    if names:
+        listed = "; ".join(
+            f"rank {rank} has {', '.join(f'{name}={_in_words(one[name])}' for name in names)}"
+            for rank, one in enumerate(alike)
+        )
+        raise ValueError(f"the ranks' loaders differ: {listed}. Prepare the same one on all ranks")
+
+
+def _in_words(value: Any) -> str:
+    shuffles = {"RandomSampler": " (shuffle=True)", "SequentialSampler": " (shuffle=False)"}
+    return f"{value}{shuffles.get(value, '')}" if isinstance(value, str) else repr(value)
 
 
 def _feed(loader: DataLoader, options: Options, seed: Callable[[], int]) -> Feed:
@@ -261,6 +341,24 @@ def prepare_loader(
             return loader
         later = {name: value for name, value in vars(loader).items() if name not in old.replaced}
         position, loader = old.position, old.original
+    at = position or Position()
+    prepared = _made(loader, lambda original: Inside(original, options, live, at), later)
+    if not getattr(loader, "in_order", True):
+        warnings.warn(
+            "in_order=False has no effect on a prepared loader: the ranks take each step together, so its batches "
+            "come in their order",
+            stacklevel=3,
+        )
+    return prepared
+
+
+def _made(loader: DataLoader, put: Callable[[DataLoader], Inside], later: Mapping[str, Any] = {}) -> Any:
+    """The loader's shallow copy of the prepared class.
+
+    Args:
+        put: makes what it carries.
+        later: attributes that the user has set on a prepared one.
+    """
     user = type(loader)
     bases = (Prepared, Counted) if user is DataLoader else (Prepared, user, Counted)
     if _goes_alone(user):
@@ -268,17 +366,12 @@ def prepare_loader(
     prepared: Any = object.__new__(type(user.__name__, bases, {"__module__": user.__module__, "__doc__": user.__doc__}))
     own = vars(prepared)
     own.update(vars(loader))
-    own.update(later)  # what the user has set on the prepared one
+    own.update(later)
     own["_iterator"] = None  # persistent workers stay the user's
-    inside = own["_nb"] = Inside(loader, options, live, position or Position())
+    inside = own["_nb"] = put(loader)
     own.update(inside.source.attributes)
     if not getattr(loader, "in_order", True):
         own["in_order"] = True
-        warnings.warn(
-            "in_order=False has no effect on a prepared loader: the ranks take each step together, so its batches "
-            "come in their order",
-            stacklevel=3,
-        )
     return prepared
 
 

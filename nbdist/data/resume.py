@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -48,6 +49,10 @@ def state_of(inside: Inside) -> dict[str, Any]:
 def load(inside: Inside, state: dict[str, Any]) -> None:
     """Put a prepared loader where the state is: see `Prepared.load_state_dict`."""
     source = inside.source
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"this is no state of a prepared loader: {state!r}. Load what state_dict() of a prepared loader returned"
+        )
     absent = [name for name in ("epoch", "delivered", "seed", "kind", "rows", "stride") if name not in state]
     if absent:
         raise ValueError(
@@ -122,6 +127,12 @@ class Skipped:
         self._batches, self._position = batches, position
         self._epoch: int | None = position.epoch
         self._begun = False
+
+    def copied(self, position: Position) -> Skipped:
+        """The same for a loader that was copied with its position."""
+        again = copy.copy(self)
+        again._position = position
+        return again
 
     @property
     def left(self) -> int:

@@ -81,6 +81,13 @@ class OwnData:
             return None
         return self._inner.length()
 
+    def alike(self) -> dict[str, Any]:
+        """What must be the same on all ranks: where lengths are known, by what steps are counted from them."""
+        if self.length() is None:
+            return {}
+        alike = self._inner.alike()
+        return {name: alike[name] for name in ("batch_size", "drop_last")}
+
     def told(self, lengths: list[int | None]) -> None:
         """What `length` is on each rank."""
         known = [length for length in lengths if length is not None]

@@ -66,6 +66,7 @@ class Source:
             self.sampler, size, self.drop_last = loader.sampler, None, False
         self.distributed: Any = getattr(batches, "sampler", self.sampler)  # if it is one
         self.sharded = isinstance(self.distributed, DistributedSampler)
+        self._size = size
         self.batch = options.each(size, whole=self.sharded or self.own_batches is not None)
         rank, ranks = options.rank, options.ranks
         self.rank, self.ranks, self.copies = (0, 1, ranks) if self.sharded else (rank, ranks, 1)
@@ -80,6 +81,11 @@ class Source:
         if self.own_batches is None:
             return self.batch * self.ranks * self.copies
         return 1 if self._options.split_batches else self.ranks * self.copies
+
+    def alike(self) -> dict[str, Any]:
+        """What must be the same on all ranks, beside the length."""
+        sampler = type(self.sampler if self.own_batches is None else self.own_batches).__name__
+        return {"batch_size": self._size, "drop_last": self.drop_last, "sampler": sampler}
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         """The batches of an epoch from `start` on; `begin` starts the loader's own iterator, with a seed."""

@@ -58,6 +58,15 @@ class StreamSource:
         """Samples an epoch; None when the dataset has no length."""
         return known_length(self._loader.dataset)
 
+    def alike(self) -> dict[str, Any]:
+        """What must be the same on all ranks, beside the length: each worker has a part of the stream."""
+        loader = self._loader
+        return {
+            "batch_size": loader.batch_size,
+            "drop_last": loader.drop_last,
+            "num_workers": loader.num_workers,
+        }
+
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         """The batches of an epoch from `start` on; `begin` starts the loader's own iterator, with a seed."""
         if hasattr(self._loader.dataset, "set_epoch"):

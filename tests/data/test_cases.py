@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import warnings
@@ -80,6 +81,10 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
     torch.manual_seed(rank)
     shuffled = DataLoader(range(8), shuffle=True, generator=torch.Generator().manual_seed(100 + rank))
     told["seeds"] = [row for rows, *_ in taken(accelerator, accelerator.prepare(shuffled)) for row in rows]
+    set_seed(100 + rank)
+    seeded = accelerator.prepare(DataLoader(range(8), shuffle=True))
+    copied = copy.deepcopy(seeded)
+    told["set_seed"], told["copied"] = ([row.item() for row in loader] for loader in (seeded, copied))
     drawing = accelerator.prepare(DataLoader(Drawing(), batch_size=1, num_workers=1))
     told["drawn"] = [[batch.tolist() for batch in drawing] for _ in range(2)]
     drawing.set_epoch(0)
@@ -94,6 +99,10 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
         for name, loader in {
             "lengths": DataLoader(range(5 + rank)),
             "kinds": DataLoader(Stream(range(3)) if rank else range(3)),
+            "batch sizes": DataLoader(range(8), batch_size=2 + rank, drop_last=rank == 1),
+            "shuffled": DataLoader(range(8), shuffle=rank == 0),
+            "workers": DataLoader(Stream(range(8)), num_workers=rank),
+            "own batches": DataLoader(range(2), batch_sampler=Ragged(2) if rank else [[0], [1]]),
         }.items():
             try:
                 accelerator.prepare(loader)
@@ -118,8 +127,10 @@ def test_loaders_on_two_ranks() -> None:
         assert second[name] == [([2, 3], 2, 4, False), ([6, 7], 2, 4, False), ([9], 1, 2, last)]
     assert first["split own"] == [([0, 1], 2, 3, False), ([3], 1, 1, False), ([4], 1, 2, True)]
     assert second["split own"] == [([2], 1, 3, False), ([3], 0, 1, False), ([5], 1, 2, True)]
-    together = [row for pair in zip(first["seeds"], second["seeds"], strict=True) for row in pair]
-    assert sorted(together) == list(range(8)) and together != list(range(8))
+    for name in ("seeds", "set_seed"):
+        together = [row for pair in zip(first[name], second[name], strict=True) for row in pair]
+        assert sorted(together) == list(range(8)) and together != list(range(8))
+    assert first["copied"] == first["set_seed"] and second["copied"] == second["set_seed"]
     assert first["drawn"] != second["drawn"] and first["drawn"][0] != first["drawn"][1]
     for told in (first, second):
         assert told["again"] == told["drawn"][0]
@@ -128,6 +139,14 @@ def test_loaders_on_two_ranks() -> None:
     told = "ValueError: the ranks' datasets differ in length: rank 0 has 5, rank 1 has 6"
     assert first["lengths"].startswith(told) and first["lengths"] == second["lengths"]
     assert "rank 0 has a dataset with indices, rank 1 has a stream" in first["kinds"]
+    for name, one, other in (
+        ("batch sizes", "batch_size=2, drop_last=False", "batch_size=3, drop_last=True"),
+        ("shuffled", "sampler=RandomSampler (shuffle=True)", "sampler=SequentialSampler (shuffle=False)"),
+        ("workers", "num_workers=0", "num_workers=1"),
+        ("own batches", "sampler=list", "sampler=Ragged"),
+    ):
+        told = f"ValueError: the ranks' loaders differ: rank 0 has {one}; rank 1 has {other}. Prepare the same"
+        assert first[name].startswith(told) and first[name] == second[name]
 
 
 def test_loaders_alone() -> None:
@@ -288,7 +307,7 @@ def test_the_configuration() -> None:
         warnings.simplefilter("error")
         Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))  # said once
         seeded = Accelerator(dataloader_config=DataLoaderConfiguration(data_seed=7, use_stateful_dataloader=True))
-    with pytest.raises(TypeError, match="dataloader_config is a dict"):
+    with pytest.raises(TypeError, match="dataloader_config is of type dict"):
         Accelerator(dataloader_config={"split_batches": True})  # type: ignore[arg-type]
     set_seed(7)
     right = [batch.item() for batch in Accelerator().prepare(DataLoader(range(9), shuffle=True))]

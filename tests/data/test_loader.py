@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from nbdist import set_seed
+from nbdist import set_seed, skip_first_batches
 from nbdist.data.loader import Prepared, prepare_loader, user_loader
 from nbdist.data.options import Options
 from tests.training import Ragged, Shuffling, Stream
@@ -301,6 +303,9 @@ def test_where_an_iteration_is() -> None:
     assert live == [None]
     epoch_one = [batch.tolist() for batch in loader]  # left after training: the next loop is a new epoch
     assert position.epoch == 2 and position.delivered == 0
+    for wrong in ("a", -1, 1.5, None):
+        with pytest.raises(ValueError, match=r"^set_epoch: the epoch is .*; it must be a whole number of at least 0$"):
+            loader.set_epoch(wrong)
     loader.set_epoch(1)
     assert [batch.tolist() for batch in loader] == epoch_one
     with pytest.raises(ZeroDivisionError):
@@ -341,6 +346,34 @@ def test_another_accelerator_goes_on_with_the_users_loader() -> None:
         assert delivered(second) == epochs[1] and delivered(first) == epochs[2]
         second.set_epoch(0)
         assert delivered(prepare(second, 0, 2)) == epochs[0]
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"num_workers": 1, "shuffle": True}], ids=str)
+def test_a_copy_is_over_a_copy_of_the_users_loader_and_as_far(options: dict[str, Any]) -> None:
+    data = torch.arange(9.0)
+    loader: Any = prepare(DataLoader(data, batch_size=2, **options), 0, 2)
+    epochs = [delivered(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    loader.mark = ["mine"]
+    for again in (copy.deepcopy(loader), copy.deepcopy([loader, loader.mark])[0]):
+        assert type(again) is not type(loader) and type(again).__name__ == "DataLoader" and isinstance(again, Prepared)
+        assert user_loader(again) is not user_loader(loader) and user_loader(again).dataset is not data
+        assert again.mark == ["mine"] and again.mark is not loader.mark
+        again.dataset.zero_()
+        assert again._nb.live is loader._nb.live and [rows for rows, _, _ in delivered(again)] == [[0.0, 0.0]] * 2 + [
+            [0.0]
+        ]
+        assert again._nb.position.epoch == 2
+    assert (
+        loader._nb.position.epoch == 1 and delivered(loader) == epochs[1] and delivered(copy.copy(loader)) == epochs[2]
+    )
+    left = copy.deepcopy(skip_first_batches(loader, 1))
+    assert len(left) == 2 and len(delivered(left)) == 2 and len(delivered(left)) == 3
+    for protocol in range(6):
+        with pytest.raises(
+            TypeError, match="a prepared DataLoader belongs to its rank; pickle the DataLoader that was"
+        ):
+            pickle.dumps(loader, protocol)
 
 
 def test_a_loader_that_goes_through_its_data_twice() -> None:

@@ -172,6 +172,8 @@ def test_states_of_other_loaders_are_refused() -> None:
     state = loader.state_dict()
     with pytest.raises(ValueError, match=r"no kind, rows, stride \(it has: epoch, delivered, seed\)"):
         loader.load_state_dict({"epoch": 1, "delivered": 2, "seed": 0})
+    with pytest.raises(TypeError, match=r"no state of a prepared loader: None\. Load what state_dict\(\)"):
+        loader.load_state_dict(None)
     with pytest.raises(ValueError, match="over 16 samples; this one has 20"):
         prepare(DataLoader(range(20), batch_size=2)).load_state_dict(state)
     with pytest.raises(ValueError, match=r"over a dataset with indices; this one is over a stream"):

@@ -33,7 +33,7 @@ def test_refused_name_says_where_and_what(nb: Notebook) -> None:
         ("x=(i for i in ())", "a live generator"),
         (
             "from nbdist import Accelerator\nx=[Accelerator()]\nwith x[0].accumulate(): pass",
-            "x[0] is an Accelerator: an Accelerator belongs to its rank",  # and not what it holds
+            "x[0] is an Accelerator: it belongs to its rank",  # and not what it holds
         ),
     ],
 )
