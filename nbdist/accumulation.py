@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from nbdist import messages
+from nbdist.beside import Beside, runs_inside
 from nbdist.data.cursor import Cursor
 from nbdist.strategies.base import Strategy
 from nbdist.weighing import Weights
@@ -41,10 +42,12 @@ class Accumulation:
         inside: the window whose with-block runs.
         scaler: the loss scaler of fp16, None without one (nbdist/scaling.py).
         began: a backward was called.
+        models: what was prepared, by the identity of the user's own.
+        made: the windows, by the identity of their models.
     """
 
-    __slots__ = ("_noted", "_windows", "began", "inside", "live", "models", "newest", "scaler", "steps",
-                 "strategy", "switches", "weights", "with_loader")  # fmt: skip
+    __slots__ = ("_beside", "_hand", "_noted", "_told", "began", "inside", "live", "made", "models", "newest",
+                 "scaler", "steps", "strategy", "switches", "weights", "with_loader")  # fmt: skip
 
     def __init__(
         self,
@@ -63,13 +66,15 @@ class Accumulation:
         self.scaler: Any = None
         self.began = False
         self.models: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
-        self._windows: dict[Any, Window] = {}
-        self._noted = False
+        self.made: dict[Any, Window] = {}
+        self._hand: tuple[Cursor | None, int, Cursor | None] = None, -1, None  # of the last backward outside of all
+        self._beside = Beside()
+        self._noted = self._told = False
 
     def window(self, models: tuple[torch.nn.Module, ...], last: bool | None) -> Window:
         """The window of these models; of all prepared ones when none is named."""
         key = id(models[0]) if len(models) == 1 else tuple(map(id, models))
-        window = self._windows.get(key) if models else None
+        window = self.made.get(key) if models else None
         if window is None:
             window = self._make(models)
         window.said = last
@@ -84,26 +89,35 @@ class Accumulation:
         named = {id(one): one for one in (known.get(id(model), model) for model in models or tuple(known.values()))}
         wrapped = tuple(named.values())
         key: Any = id(wrapped[0]) if len(wrapped) == 1 else tuple(map(id, wrapped))
-        window = self._windows.get(key)
+        window = self.made.get(key)
         if window is None:
-            window = self._windows[key] = Window(self, wrapped, lambda _: self._windows.pop(key, None))
+            window = self.made[key] = Window(self, wrapped, lambda _: self.made.pop(key, None))
         return window
 
     def forget(self) -> None:
         """Let go of all windows; gradients of open ones are dropped."""
-        for window in list(self._windows.values()):
+        for window in list(self.made.values()):
             window.abandon("")
-        self._windows.clear()
+        self.made.clear()
         self.newest = None
+        self._hand, self._beside = (None, -1, None), Beside()
 
     def alone(self, weight: Any) -> Any:
         """The factor of a backward outside of all windows: it is a window of its own, and leaves the others open."""
         self.newest, self.began = None, True
-        cursor = self.live[-1]
+        if self.steps > 1 and not self._told:
+            self._tell_alone()
+        live = self.live
+        cursor = live[-1]
         if cursor is not None:
-            for one in self.live:
+            before, at, by = self._hand
+            if cursor is not before or cursor.step != at:
+                by = cursor if len(live) == 2 else self._beside.look(live, before, at)[0]
+                self._hand = cursor, cursor.step, by
+            for one in live:
                 if one is not None:
                     one.position.used = True
+            cursor = by
         if weight is not None:
             return self.weights.share(weight, cursor is None or cursor.local > 0)
         return 1.0 if cursor is None else cursor.local * self.weights.ranks / cursor.total
@@ -129,8 +143,19 @@ class Accumulation:
     def holds_gradients(self) -> bool:
         """Whether an unfinished window has gradients from before the micro-batch that runs now."""
         return any(
-            window.parts > (window is self.inside) and not window.is_over() for window in list(self._windows.values())
+            window.parts > (window is self.inside) and not window.is_over() for window in list(self.made.values())
         )
+
+    def _tell_alone(self) -> None:
+        """Say once that a backward outside of all windows is not divided; not to those who have used a window."""
+        self._told = True
+        if not any(window._weighed for window in list(self.made.values())):
+            warnings.warn(
+                f"backward outside of `accumulate` is a window of one: gradient_accumulation_steps={self.steps} does "
+                "not divide its loss, and the optimizer steps each time. Put `with accelerator.accumulate(model):` "
+                "around forward, backward and step; or leave gradient_accumulation_steps at 1. (Said once.)",
+                stacklevel=messages.depth(),
+            )
 
     def note(self, why: str) -> None:
         """Say once that gradients were dropped."""
@@ -150,13 +175,14 @@ class Window:
     Attributes:
         boundary: this micro-batch is the last one of the window.
         holds: there are gradients of micro-batches whose window has not come to its boundary.
+        outer: the window whose with-block is around this one's.
         said: what the user has said about this micro-batch being the last; None: nothing.
     """
 
     __slots__ = (
-        "_amount", "_at", "_beside", "_calls", "_count", "_cursor", "_ending", "_explicit", "_home", "_local",
-        "_measured", "_models", "_of", "_only", "_outer", "_partners", "_parts", "_ref", "_rows", "_slice_rows",
-        "_slices", "_total", "_weighed", "_wrong", "boundary", "holds", "said",
+        "_amount", "_at", "_beside", "_by", "_calls", "_count", "_cursor", "_ending", "_explicit", "_home", "_local",
+        "_measured", "_models", "_of", "_only", "_parts", "_ref", "_rows", "_slice_rows",
+        "_slices", "_total", "_weighed", "_wrong", "boundary", "holds", "outer", "said",
     )  # fmt: skip
 
     def __init__(
@@ -166,12 +192,12 @@ class Window:
         self._models = [weakref.ref(model, gone) for model in models]
         self.said: bool | None = None
         self.boundary, self.holds = True, False
-        self._outer: Window | None = None
+        self.outer: Window | None = None
         self._count = 0  # micro-batches so far; 0: not open
         self._cursor: Cursor | None = None  # the batch in hand at the last enter, and its number
         self._at = -1
-        self._beside: list[tuple[Cursor, int]] = []  # the other running iterators then
-        self._partners: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders that are known to run beside another
+        self._by: Cursor | None = None  # the one that it is weighed by: another one may deliver beside it (zip)
+        self._beside = Beside()
         self._ending = False  # it is the last one of its loader
         self._home: Any = None  # that loader; how often we were entered with this batch, and with the one before
         self._calls, self._rows, self._slices, self._slice_rows = 1, 0, 1, 0
@@ -198,22 +224,24 @@ class Window:
                     self._slices, self._slice_rows = self._calls, self._rows
                 else:
                     self._home, self._slices, self._slice_rows = cursor.position, 1, 0
-                self._ending = (len(live) > 2 and self._another_ends(cursor)) or cursor.last
-                self._at, self._rows, self._calls = cursor.step, cursor.local, 1
+                by, self._ending = cursor, cursor.last
+                if len(live) > 2:
+                    by, self._ending = self._beside.look(live, self._cursor, self._at)
+                self._at, self._rows, self._calls, self._by = cursor.step, by.local, 1, by
             cursor.position.used = True
             if self._ending and of.with_loader:
-                ends = self._slices == 1 or self._calls >= self._expected(cursor)
-            if len(live) > 2 or self._beside:
-                self._beside = [(one, one.step) for one in live[1:-1] if one is not None]
+                ends = self._slices == 1 or self._calls >= self._expected()
+        else:
+            self._by = None
         self._cursor = cursor
         steps, said = of.steps, self.said
         if not self._count:
             self._count, self._parts, self._local, self._total, self._wrong = 1, 0, 0.0, 0, ""
             self._measured = self.holds = False
             self._only = self.boundary = (ends or steps == 1) if said is None else said
-            rows = None
-            if cursor is not None:
-                rows = cursor.total if steps == 1 else cursor.ahead(steps)
+            rows, by = None, self._by
+            if by is not None:
+                rows = by.total if steps == 1 else by.ahead(steps)
             self._ref = of.weights.ranks / rows if rows else 1.0 / steps
         else:
             self._count += 1
@@ -225,12 +253,12 @@ class Window:
             self._only = self._only and said is None
         if of.switches and not self.boundary:
             self._set_sync(False)
-        self._outer = of.inside if of.inside is not self else None
+        self.outer = of.inside if of.inside is not self else None
         of.newest = of.inside = self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         of = self._of
-        of.inside, self._outer = self._outer, None
+        of.inside, self.outer = self.outer, None
         if kind is not None:
             self.abandon("an exception left it" if self._count > 1 else "")
         elif self.boundary:
@@ -259,30 +287,14 @@ class Window:
             self.abandon("a loader's loop began in it")
         elif owner not in self._of.live:
             self.abandon("its loop has ended")
-        elif owner.step == self._at and _runs_inside(newest, owner):
+        elif owner.step == self._at and runs_inside(newest, owner):
             self.abandon("another loader's loop began in it")
 
-    def _another_ends(self, newest: Cursor) -> bool:
-        """Whether a loader beside the newest one (zip) has just delivered its last batch."""
-        before = dict(self._beside)
-        if self._cursor is not None:
-            before[self._cursor] = self._at
-        ends = False
-        for one in self._of.live[1:-1]:
-            if one is None or before.get(one) == one.step:
-                continue
-            one.position.used = True
-            # A loop around the newest's has delivered too, but not beside it: it never does while that one goes on.
-            if newest is self._cursor:
-                self._partners.add(one.position)
-            ends = ends or (one.last and (one.position in self._partners or not _runs_inside(newest, one)))
-        return ends
-
-    def _expected(self, cursor: Cursor) -> int:
+    def _expected(self) -> int:
         """How often the user will come with this batch, by how often he came with the one before."""
-        if not self._slice_rows or not cursor.local:
+        if not self._slice_rows or not self._rows:
             return self._slices
-        return min(self._slices, max(1, -(-cursor.local * self._slices // self._slice_rows)))
+        return min(self._slices, max(1, -(-self._rows * self._slices // self._slice_rows)))
 
     def abandon(self, why: str) -> None:
         """Drop what was gathered, and be as before the first micro-batch.
@@ -293,7 +305,7 @@ class Window:
         if not self._count:
             return
         self._count, self.boundary, self.holds = 0, True, False
-        for model in self._alive():
+        for model in self.alive():
             for parameter in model.parameters():
                 parameter.grad = None
         if self._of.switches:
@@ -301,7 +313,8 @@ class Window:
         if why:
             self._of.note(why)
 
-    def _alive(self) -> list[torch.nn.Module]:
+    def alive(self) -> list[torch.nn.Module]:
+        """Its models, as far as there still are any."""
         return [model for ref in self._models if (model := ref()) is not None]
 
     def _set_sync(self, sync: bool) -> None:
@@ -319,7 +332,7 @@ class Window:
         Raises:
             ValueError, RuntimeError: see `Accelerator.backward`.
         """
-        of, cursor = self._of, self._cursor
+        of, cursor = self._of, self._by
         of.began = True
         weights = of.weights
         if self._only:
@@ -345,7 +358,7 @@ class Window:
             self._amount = 1.0
             self._total += weights.ranks
         else:
-            self._amount = cursor.local if self._slices == 1 else cursor.local / self._expected(cursor)
+            self._amount = cursor.local if self._slices == 1 else cursor.local / self._expected()
             self._total += cursor.total
         self._local = self._local + self._amount
         if not self.boundary:
@@ -386,7 +399,7 @@ class Window:
 
     def scale(self, factor: Any) -> None:
         """Multiply the gradients gathered so far."""
-        for model in self._alive():
+        for model in self.alive():
             self._of.strategy.scale_gradients(model, factor)
 
     def settle(self) -> None:
@@ -409,12 +422,3 @@ class Window:
     def stepped(self) -> None:
         """An optimizer has acted on it: nothing is left to be dropped."""
         self._count, self.holds = 0, False
-
-
-def _runs_inside(inner: Cursor | None, outer: Cursor) -> bool:
-    """Whether the loop of `inner` began while a batch of `outer` was in hand."""
-    while inner is not None:
-        inner = inner.above
-        if inner is outer:
-            return True
-    return False

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdist import arguments, state
+from nbdist import arguments, keeping, state
 from nbdist.accumulation import Accumulation, Window
 from nbdist.strategies import Strategy
 from nbdist.strategies.optimizer import PreparedOptimizer
@@ -93,7 +93,13 @@ class Step:
                 f"backward needs a loss that is a tensor, a mean; this one is {loss!r}, from which no gradient comes. "
                 "Pass what the loss function returned, without .item()"
             ) from None
-        self._strategy.backward(loss, seed, **kwargs)
+        # Another window than this one may have gathered gradients that are to be left alone.
+        guard = None if len(windows.made) <= (window is not None) else keeping.guard(windows, window)
+        if guard is None:
+            self._strategy.backward(loss, seed, **kwargs)
+        else:
+            with guard:
+                self._strategy.backward(loss, seed, **kwargs)
         if late is not None and window is not None:
             window.scale(late)
 

@@ -250,6 +250,26 @@ def test_a_backward_outside_is_a_window_of_one_and_leaves_others_open() -> None:
     assert run.flags == "0101" and run.weight == 2
 
 
+def test_a_backward_outside_is_said_once_not_to_be_divided() -> None:
+    run = Run(4)
+    with pytest.warns(UserWarning, match=r"_steps=4 does not divide its loss.*accumulate\(model\)"):
+        run.accelerator.backward(run.model(torch.ones(1, 1)).mean())
+    steps, used = Run(), Run(4)
+    used.micro(torch.ones(1, 1))  # who uses windows knows
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for one in (run, steps, used):
+            one.accelerator.backward(one.model(torch.ones(1, 1)).mean())
+
+
+def test_a_backward_that_slipped_out_of_its_window_is_said() -> None:
+    run = Run(2)
+    with run.accelerator.accumulate(run.model):
+        loss = run.model(torch.ones(1, 1)).mean()
+    with pytest.warns(UserWarning, match="does not divide"):
+        run.accelerator.backward(loss)
+
+
 def test_without_models_all_prepared_ones_are_meant() -> None:
     run = Run(2)
     window = run.accelerator.accumulate()
@@ -261,9 +281,9 @@ def test_without_models_all_prepared_ones_are_meant() -> None:
         run.accelerator.accumulate(run.optimizer.optimizer)
     del both
     run.accelerator._windows.models.pop(id(other))
-    assert len(run.accelerator._windows._windows) == 2
+    assert len(run.accelerator._windows.made) == 2
     del other
-    assert len(run.accelerator._windows._windows) == 1  # a window goes with its models
+    assert len(run.accelerator._windows.made) == 1  # a window goes with its models
 
 
 def test_one_loss_through_two_models_and_two_optimizers_of_one() -> None:
