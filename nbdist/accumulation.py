@@ -239,9 +239,9 @@ class Window:
             self._count, self._parts, self._local, self._total, self._wrong = 1, 0, 0.0, 0, ""
             self._measured = self.holds = False
             self._only = self.boundary = (ends or steps == 1) if said is None else said
-            rows, by = None, self._by
-            if by is not None:
-                rows = by.total if steps == 1 else by.ahead(steps)
+            rows, weigher = None, self._by
+            if weigher is not None:
+                rows = weigher.total if steps == 1 else weigher.ahead(steps)
             self._ref = of.weights.ranks / rows if rows else 1.0 / steps
         else:
             self._count += 1
