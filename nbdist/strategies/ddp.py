@@ -4,8 +4,8 @@ Five things are added to DDP. What the user's module has besides forward is ther
 (strategies/replica.py). Its reducer is *armed* at each backward and not by forward alone, so that several
 backward calls after one forward, and a forward that went through the bare module, are averaged too instead of
 silently staying each rank's own. A loss that leaves parameters out is an error at once. A wrapper is made good again
-after an interrupt (strategies/repair.py). And a model that was edited between cells, by freezing a part or by adding
-one, is averaged as it is now.
+after an interrupt (strategies/repair.py). And a model that was edited, by freezing a part or by adding one, is averaged
+as it is now (strategies/watch.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from nbdist.state import DistributedType, Process
 from nbdist.strategies import compression, replica
 from nbdist.strategies.base import Strategy, Through, as_it_is
 from nbdist.strategies.repair import can, can_repair, forget, reduced, repair, track, trainable, wrappers
+from nbdist.strategies.watch import be_told, doubt, trained, watch
 
 # Those that a strategy made or took over, oldest first, with the options they were made with (None: not made here).
 _known: WeakKeyDictionary[Any, dict[str, Any] | None] = WeakKeyDictionary()
@@ -131,6 +132,7 @@ class DDP(Strategy):
         if wrapped.module is not module or not isinstance(wrapped, replica.Replica):
             replica.open_up(wrapped, module)
         if any(ref() is wrapped for ref in self._models):
+            doubt()
             return
         if self.process.world_size > 1 and _is_current(wrapped):
             _make_equal(wrapped)
@@ -142,6 +144,8 @@ class DDP(Strategy):
         _known[wrapped] = options
         reduced.setdefault(wrapped, trainable(wrapped))
         track(wrapped)
+        be_told()
+        doubt()
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         return views.bare(model.module) if isinstance(model, DistributedDataParallel) else model
@@ -149,20 +153,32 @@ class DDP(Strategy):
     def look_again(self) -> None:
         for ref in self._models:
             model = ref()
-            if model is None or not _is_current(model):
-                continue
-            now, before = trainable(model), reduced.get(model, [])
-            if not now or now == before or not can_repair():
-                continue
-            new = set(now) - set(before)
-            gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-            repair(model)
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-                # What comes from the notebook is equal. What each rank has made anew has been through this step's
-                # forward already, so autograd is not to see that it is made equal now.
-                if id(parameter) in new:
-                    dist.broadcast(parameter.data, src=0, group=model.process_group)
+            if model is not None:
+                self._look_at(model)
+
+    def _look_at(self, model: DistributedDataParallel) -> None:
+        """A model that was edited gets a new reducer; all ranks have edited it alike."""
+        now, before = trainable(model), reduced.get(model, [])
+        if now and now != before and model in _known and _is_current(model) and can_repair():
+            self._make_anew(model, set(now) - set(before))
+        watch(model)
+
+    def _make_anew(self, model: DistributedDataParallel, new: set[int]) -> None:
+        if model.static_graph:
+            raise RuntimeError(
+                f"what is trained of {type(views.bare(model.module)).__name__} was changed, and static_graph=True says "
+                "that this never happens: prepare it with an Accelerator without static_graph"
+            )
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        sync = model.require_backward_grad_sync
+        repair(model)
+        model.require_backward_grad_sync = sync
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+            # What comes from the notebook is equal. What each rank has made anew has been through this step's
+            # forward already, so autograd is not to see that it is made equal now.
+            if id(parameter) in new:
+                dist.broadcast(parameter.data, src=0, group=model.process_group)
 
     def backward(self, loss: torch.Tensor, seed: torch.Tensor, **options: Any) -> None:
         """Backward with gradients averaged over the ranks, whichever way forward went.
@@ -178,6 +194,9 @@ class DDP(Strategy):
             model = ref()
             if model is None or not model.require_backward_grad_sync:
                 continue
+            parameters, were = model._nbdist_watch
+            if [*map(trained, parameters)] != were:
+                self._look_at(model)
             models.append(model)
             if not model.static_graph:  # a static graph keeps its own count of iterations
                 reducer = model.reducer
@@ -192,14 +211,18 @@ class DDP(Strategy):
             try:
                 model.reducer._check_reducer_finalized()
             except RuntimeError:
-                message = _left_out(model.module)
+                message = _left_out(model)
                 repair(model)
                 raise RuntimeError(message) from None
 
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
         inner = getattr(model, "_orig_mod", model)
         if isinstance(inner, DistributedDataParallel):
-            inner.require_backward_grad_sync = sync and inner not in self._local
+            local = inner in self._local
+            # torch learns a static graph in its first backward, and asserts that this one shares gradients. Shared
+            # once more they are right too: their mean stays what it is.
+            learns = inner.static_graph and not getattr(inner, "_static_graph_delay_allreduce_enqueued", True)
+            inner.require_backward_grad_sync = (sync or learns) and not local
 
     def keep_local(self, model: torch.nn.Module, local: bool) -> None:
         inner = getattr(model, "_orig_mod", model)
@@ -258,7 +281,13 @@ def _make_equal(wrapped: DistributedDataParallel) -> None:
             dist.broadcast(tensor.detach(), src=0, group=wrapped.process_group)
 
 
-def _left_out(module: torch.nn.Module) -> str:
+def _left_out(wrapped: DistributedDataParallel) -> str:
+    module = wrapped.module
+    if set(reduced.get(wrapped, [])) - set(trainable(wrapped)):
+        return (
+            f"parameters of {type(module).__name__} were taken out of it since the last backward: call "
+            "accelerator.prepare(model) after such an edit"
+        )
     names = [name for name, one in module.named_parameters() if one.requires_grad and one.grad is None]
     told = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
     return (

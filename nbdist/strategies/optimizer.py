@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from nbdist.state import step_boundary
+from nbdist.strategies.watch import doubt
 
 
 class Window(Protocol):
@@ -52,10 +53,12 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self._gate = Gate() if gate is None else gate
         self._trains = False  # looked at, and made for parameters that are trained
         self._passed = step_boundary.passed
+        doubt()
 
     def attend(self, gate: Any) -> None:
         """Another Accelerator prepares it: from now on that one's windows count."""
         self._gate, self._trains = gate, False
+        doubt()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the inner optimizer; nothing inside of an accumulation window. Returns what the inner step does.
@@ -137,6 +140,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
+        doubt()
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not there yet: without this, looking for it would never end

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from nbdist.strategies.watch import WATCH
+
 # What Python looks for on the class alone.
 _SPECIAL = (
     "__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__reversed__", "__contains__", "__enter__",
@@ -54,11 +56,20 @@ class Replica(DistributedDataParallel):
         return True  # torch asks `if ddp_module:`, and a module's own __len__ is not meant
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        make, (_, *rest), *state = super().__reduce_ex__(protocol)  # a class that is found by its name
-        return make, (Replica, *rest), *state
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _unmade, (), *state  # the object's own class is not found by its name; pickle insists on that one
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # While it is made again, what is set is DDP's and not the module's.
+        super().__setstate__({name: value for name, value in state.items() if name not in (_OPEN, WATCH)})
+        _open(self, self.module)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(name for name in dir(self.module) if not name.startswith("_"))})
+
+
+def _unmade() -> Replica:
+    return Replica.__new__(Replica)
 
 
 # What is printed, and what libraries look for; by which it is found (pickle) is __qualname__.
@@ -81,12 +92,7 @@ def class_for(module: torch.nn.Module, base: type = Replica) -> type[Any]:
 
 def open_up(wrapped: DistributedDataParallel, module: torch.nn.Module) -> None:
     """Give a wrapper, also one that the user has made, what this module has. It is the wrapped one or a view of it."""
-    if type(wrapped) is DistributedDataParallel or isinstance(wrapped, Replica):
-        wrapped.__class__ = class_for(module)
-    wrapped.module = module
-    vars(wrapped)["module"] = module  # found at once: DDP's forward asks for it, and __getattr__ comes last
-    vars(wrapped)[_OPEN] = True
-    vars(wrapped)[_COMPILED] = any(getattr(one, "_compiled_call_impl", None) is not None for one in module.modules())
+    _open(wrapped, module)
     hidden = sorted(name for name in _own_names(module) if _has(wrapped, name) and not _same(wrapped, module, name))
     if hidden:
         warnings.warn(
@@ -94,6 +100,15 @@ def open_up(wrapped: DistributedDataParallel, module: torch.nn.Module) -> None:
             f"meaning wins: write model.module.{hidden[0]} for the module's own",
             stacklevel=5,
         )
+
+
+def _open(wrapped: DistributedDataParallel, module: torch.nn.Module) -> None:
+    if type(wrapped) is DistributedDataParallel or isinstance(wrapped, Replica):
+        wrapped.__class__ = class_for(module)
+    wrapped.module = module
+    vars(wrapped)["module"] = module  # found at once: DDP's forward asks for it, and __getattr__ comes last
+    vars(wrapped)[_OPEN] = True
+    vars(wrapped)[_COMPILED] = any(getattr(one, "_compiled_call_impl", None) is not None for one in module.modules())
 
 
 def _own_names(module: torch.nn.Module) -> set[str]:
