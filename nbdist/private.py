@@ -240,7 +240,8 @@ INTERFACES: tuple[Interface, ...] = (
         "torch",
         "_dynamo _orig_mod _compiled_call_impl",
         "nbdist/shipping/exporters.py nbdist/shipping/kinds_object.py nbdist/strategies/ddp.py "
-        "nbdist/strategies/replica.py nbdist/strategies/unwrapping.py nbdist/compiling.py magics/session.py",
+        "nbdist/strategies/replica.py nbdist/strategies/unwrapping.py nbdist/compiling.py nbdist/keeping.py "
+        "magics/session.py",
         "a compiled module comes back as the module; what was compiled stays",
         "it is a module like any other, with one inside",
         self_tests.compiled,
