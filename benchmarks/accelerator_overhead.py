@@ -18,26 +18,13 @@ from typing import Any
 
 import beside
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from rows import Rows, as_it_is
+from torch.utils.data import DataLoader, IterableDataset
 
 from nbdist import Accelerator
 
 BATCH, WIDTH = 8, 8
 SMALL = (2, 4)
-
-
-class Rows(Dataset):
-    def __init__(self, steps: int, batch: int = BATCH, width: int = WIDTH) -> None:
-        self.data = torch.randn(steps * batch, width)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.data[index]
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return self.data[indices]
 
 
 class Stream(IterableDataset):
@@ -48,16 +35,12 @@ class Stream(IterableDataset):
         return iter(self.data)
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
 def _rows(steps: int) -> DataLoader:
-    return DataLoader(Rows(steps), batch_size=BATCH, collate_fn=_as_it_is)
+    return DataLoader(Rows(steps * BATCH, WIDTH), batch_size=BATCH, collate_fn=as_it_is)
 
 
 def _small(steps: int) -> DataLoader:
-    return DataLoader(Rows(steps, *SMALL), batch_size=SMALL[0], collate_fn=_as_it_is)
+    return DataLoader(Rows(steps * SMALL[0], SMALL[1]), batch_size=SMALL[0], collate_fn=as_it_is)
 
 
 def _stream(steps: int) -> DataLoader:

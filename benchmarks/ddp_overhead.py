@@ -22,30 +22,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from rows import Rows, as_it_is
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from nbdist import Accelerator
 
 BATCH, WIDTH = 8, 8
-
-
-class Rows(Dataset):
-    def __init__(self, rows: int) -> None:
-        self.data = torch.randn(rows, WIDTH)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.data[index]
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return self.data[indices]
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def by_hand(model: Any, optimizer: Any, loader: Any, window: int) -> Callable[[], None]:
@@ -87,16 +70,16 @@ def variants(steps: int, ranks: int, rank: int, hook: Any = None) -> dict[str, C
         parts = []
         for _ in range(2):
             model = torch.nn.Linear(WIDTH, WIDTH)
-            parts.append((model, torch.optim.SGD(model.parameters(), lr=0.01), Rows(steps * BATCH * ranks)))
+            parts.append((model, torch.optim.SGD(model.parameters(), lr=0.01), Rows(steps * BATCH * ranks, WIDTH)))
         model, optimizer, rows = parts[0]
         wrapped: Any = DistributedDataParallel(model)
         sampler: DistributedSampler[Any] = DistributedSampler(rows, ranks, rank, shuffle=False)
-        loader = DataLoader(rows, batch_size=BATCH, sampler=sampler, collate_fn=_as_it_is)
+        loader = DataLoader(rows, batch_size=BATCH, sampler=sampler, collate_fn=as_it_is)
         loops[f"by hand, windows of {window}"] = by_hand(wrapped, optimizer, loader, window)
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=window)
         model, optimizer, rows = parts[1]
         ours, optimizer, loader = accelerator.prepare(
-            model, optimizer, DataLoader(rows, batch_size=BATCH, collate_fn=_as_it_is)
+            model, optimizer, DataLoader(rows, batch_size=BATCH, collate_fn=as_it_is)
         )
         loops[f"nbdist, windows of {window}"] = prepared(accelerator, ours, optimizer, loader)
         if hook is not None:
