@@ -46,9 +46,7 @@ class Processes:
 
     @property
     def distributed_type(self) -> DistributedType:
-        if self._process.world_size == 1:
-            return DistributedType.NO
-        return DistributedType.MULTI_GPU if self._process.device.type == "cuda" else DistributedType.MULTI_CPU
+        return self._process.distributed_type
 
     @property
     def is_main_process(self) -> bool:

@@ -111,6 +111,12 @@ class Process:
     backend: str | None  # None: there is no process group
     backend_reason: str
 
+    @property
+    def distributed_type(self) -> DistributedType:
+        if self.world_size == 1:
+            return DistributedType.NO
+        return DistributedType.MULTI_GPU if self.device.type == "cuda" else DistributedType.MULTI_CPU
+
 
 _told: tuple[str, str] | None = None  # the device the worker has set, and why
 # The process group that the facts were read from, weakly: a library may end it,

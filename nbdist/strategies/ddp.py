@@ -77,9 +77,7 @@ class DDP(Strategy):
 
     @property
     def distributed_type(self) -> DistributedType:
-        if self.process.world_size == 1:
-            return DistributedType.NO
-        return DistributedType.MULTI_GPU if self.process.device.type == "cuda" else DistributedType.MULTI_CPU
+        return self.process.distributed_type
 
     def wrap(self, model: torch.nn.Module, through: Through = as_it_is) -> torch.nn.Module:
         """The model inside DDP, equal to rank 0's on all ranks; one with nothing to train comes back bare, equal
