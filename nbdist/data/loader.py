@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +33,7 @@ from nbdist.data.dispatch import DispatchedRows, DispatchedStream
 from nbdist.data.move import send_to_device
 from nbdist.data.options import Options
 from nbdist.data.sharded import OwnData, is_sharded
-from nbdist.data.source import Source
+from nbdist.data.source import Planned, Source
 from nbdist.data.stream import StreamSource
 
 
@@ -147,7 +147,8 @@ class Counted(DataLoader):
             finally:
                 own["generator"] = theirs
 
-        return inside.source.iterate(epoch, start, cursor, begin)
+        batches = inside.source.iterate(epoch, start, cursor, begin)
+        return batches if inside.straight else iter(batches)  # type: ignore[return-value]
 
 
 class Feed(Protocol):
@@ -167,7 +168,7 @@ class Feed(Protocol):
     def alike(self) -> dict[str, Any]:
         """What else must be the same on all ranks, by the name of DataLoader's argument."""
 
-    def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Any) -> Iterator[Any]:
+    def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Any) -> Iterable[Any]:
         """The batches of an epoch from `start` on; `begin(seed)` starts the loader's own iterator."""
 
 
@@ -184,6 +185,7 @@ class Inside:
     ) -> None:
         self.original, self.options, self.live, self.position = original, options, live, position
         self.cursor = Cursor(self.position)
+        self.straight = type(original) is DataLoader  # nothing of the user's between what counts and what delivers
         # iterations that were begun and whose data were not asked for yet: (epoch, start, cursor)
         self.pending: list[tuple[int, int, Cursor]] = []
         batches = original.batch_sampler
@@ -294,7 +296,7 @@ def _feed(loader: DataLoader, options: Options, seed: Callable[[], int]) -> Feed
     return source
 
 
-def _deliver(inner: Iterator[Any], cursor: Cursor, inside: Inside) -> Iterator[Any]:
+def _deliver(inner: Iterable[Any], cursor: Cursor, inside: Inside) -> Iterator[Any]:
     """The outermost layer. The newest iterator that delivered is the last in `live`; it leaves as soon as nobody
     holds it.
     """
@@ -303,17 +305,32 @@ def _deliver(inner: Iterator[Any], cursor: Cursor, inside: Inside) -> Iterator[A
     pinned = inside.original.pin_memory and device is not None and device.type == "cuda"
     non_blocking = inside.options.non_blocking or pinned
     try:
-        for batch in inner:
-            position.delivered += 1
-            if live[-1] is not cursor:
-                if cursor in live:
-                    live.remove(cursor)
-                live.append(cursor)
-            yield batch if device is None else send_to_device(batch, device, non_blocking=non_blocking)
+        if device is None and isinstance(inner, Planned):  # both layers in one, as most loaders have nothing between
+            ragged, count = inner.ragged, inner.count
+            for step, batch in enumerate(inner.batches, inner.start):
+                cursor.step = step
+                position.delivered = step + 1
+                if step >= ragged:
+                    count(step)
+                if live[-1] is not cursor:
+                    _put_in_front(live, cursor)
+                yield batch
+        else:
+            for batch in inner:
+                position.delivered += 1
+                if live[-1] is not cursor:
+                    _put_in_front(live, cursor)
+                yield batch if device is None else send_to_device(batch, device, non_blocking=non_blocking)
         position.end()
     finally:
         if cursor in live:
             live.remove(cursor)
+
+
+def _put_in_front(live: list[Cursor | None], cursor: Cursor) -> None:
+    if cursor in live:
+        live.remove(cursor)
+    live.append(cursor)
 
 
 _ALONE = Options()

@@ -54,10 +54,15 @@ class FlatPlan:
 
     def batches(self, start: int) -> Iterator[list[int]]:
         """This rank's indices, from step `start` on."""
-        take, batch, stride = self._take, self.batch, self.batch * self.ranks
+        take, order, batch, stride = self._take, self.order, self.batch, self.batch * self.ranks
         end = self.full_steps * stride
-        for at in range(start * stride + self.rank * batch, end, stride):
-            yield take(at, batch)
+        steps = range(start * stride + self.rank * batch, end, stride)
+        if hasattr(order, "tolist"):  # written out, as this runs at each step of training
+            for at in steps:
+                yield order[at : at + batch].tolist()
+        else:
+            for at in steps:
+                yield [*order[at : at + batch]]
         if self.tail and start <= self.full_steps:
             size = self.tail[self.rank]
             if size:

@@ -87,7 +87,7 @@ class Source:
         sampler = type(self.sampler if self.own_batches is None else self.own_batches).__name__
         return {"batch_size": self._size, "drop_last": self.drop_last, "sampler": sampler}
 
-    def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Planned:
         """The batches of an epoch from `start` on; `begin` starts the loader's own iterator, with a seed."""
         plan = self.stream.plan = self.plan(epoch)
         self.stream.start = start
@@ -96,7 +96,7 @@ class Source:
         untouched = type(self._loader).__iter__ is DataLoader.__iter__  # else the user's own may want them as they are
         if self._options.non_blocking and self._options.device is not None and untouched:
             inner = CopyAhead.over(inner, self._options.device)
-        return _planned(inner, plan, cursor, start)
+        return Planned(inner, plan, cursor, start)
 
     def plan(self, epoch: int) -> FlatPlan | LazyPlan:
         sampler, own = self.sampler, self.own_batches
@@ -151,14 +151,34 @@ class Source:
         return known_length(self.own_batches if self.own_batches is not None else self.sampler)
 
 
-def _planned(inner: Iterator[Any], plan: FlatPlan | LazyPlan, cursor: Cursor, start: int) -> Iterator[Any]:
-    cursor.plan = plan
-    ragged = plan.ragged  # the steps before are alike, and none of them is the last
-    if start < ragged:
-        cursor.local, cursor.total = plan.counts(start)
-    for step, batch in enumerate(inner, start):
-        cursor.step = step
-        if step >= ragged:
-            cursor.local, cursor.total = plan.counts(step)
-            cursor.last = plan.is_last(step)
-        yield batch
+class Planned:
+    """The batches of an epoch, and the plan that they follow.
+
+    Going over it sets the cursor to each of them; who takes `batches` themselves does that.
+
+    Attributes:
+        batches: from the loader.
+        start: the number of the first one.
+        ragged: the steps before it are alike, and none of them is the last.
+    """
+
+    __slots__ = ("_plan", "batches", "cursor", "ragged", "start")
+
+    def __init__(self, batches: Iterator[Any], plan: FlatPlan | LazyPlan, cursor: Cursor, start: int) -> None:
+        self.batches, self.cursor, self.start, self._plan = batches, cursor, start, plan
+        cursor.plan, self.ragged = plan, plan.ragged
+        if start < self.ragged:
+            cursor.local, cursor.total = plan.counts(start)
+
+    def count(self, step: int) -> None:
+        """Tell the cursor of a ragged step."""
+        self.cursor.local, self.cursor.total = self._plan.counts(step)
+        self.cursor.last = self._plan.is_last(step)
+
+    def __iter__(self) -> Iterator[Any]:
+        cursor, ragged = self.cursor, self.ragged
+        for step, batch in enumerate(self.batches, self.start):
+            cursor.step = step
+            if step >= ragged:
+                self.count(step)
+            yield batch

@@ -47,7 +47,10 @@ class Replica(DistributedDataParallel):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if _OPEN in vars(self) and not name.startswith("_") and not _has(self, name):
+        own = vars(self)
+        if type(value) is bool and type(own.get(name)) is bool:
+            own[name] = value  # what DDP notes at each step; nn.Module would look at what it is, ten times as long
+        elif _OPEN in own and not name.startswith("_") and not _has(self, name):
             setattr(self.module, name, value)
         else:
             super().__setattr__(name, value)
