@@ -71,14 +71,10 @@ class Accumulation:
         self._beside = Beside()
         self._noted = self._told = False
 
-    def window(self, models: tuple[torch.nn.Module, ...], last: bool | None) -> Window:
+    def window(self, models: tuple[torch.nn.Module, ...]) -> Window:
         """The window of these models; of all prepared ones when none is named."""
-        key = id(models[0]) if len(models) == 1 else tuple(map(id, models))
-        window = self.made.get(key) if models else None
-        if window is None:
-            window = self._make(models)
-        window.said = last
-        return window
+        window = self.made.get(tuple(map(id, models))) if models else None
+        return self._make(models) if window is None else window
 
     def _make(self, models: tuple[torch.nn.Module, ...]) -> Window:
         for model in models:
@@ -174,15 +170,16 @@ class Window:
 
     Attributes:
         boundary: this micro-batch is the last one of the window.
+        count: micro-batches so far; 0: it is not open, or an optimizer has acted on it.
         holds: there are gradients of micro-batches whose window has not come to its boundary.
         outer: the window whose with-block is around this one's.
         said: what the user has said about this micro-batch being the last; None: nothing.
     """
 
     __slots__ = (
-        "_amount", "_at", "_beside", "_by", "_calls", "_count", "_cursor", "_ending", "_explicit", "_home", "_local",
+        "_amount", "_at", "_beside", "_by", "_calls", "_cursor", "_ending", "_explicit", "_home", "_local",
         "_measured", "_models", "_of", "_only", "_parts", "_ref", "_rows", "_slice_rows",
-        "_slices", "_total", "_weighed", "_wrong", "boundary", "holds", "outer", "said",
+        "_slices", "_total", "_weighed", "_wrong", "boundary", "count", "holds", "outer", "said",
     )  # fmt: skip
 
     def __init__(
@@ -193,7 +190,7 @@ class Window:
         self.said: bool | None = None
         self.boundary, self.holds = True, False
         self.outer: Window | None = None
-        self._count = 0  # micro-batches so far; 0: not open
+        self.count = 0
         self._cursor: Cursor | None = None  # the batch in hand at the last enter, and its number
         self._at = -1
         self._by: Cursor | None = None  # the one that it is weighed by: another one may deliver beside it (zip)
@@ -213,7 +210,23 @@ class Window:
         of = self._of
         live = of.live
         cursor = live[-1]
-        if self._count and cursor is not self._cursor:
+        if (
+            cursor is self._cursor
+            and cursor is not None
+            and not self.count
+            and cursor.step != self._at
+            and of.steps == self._calls == self._slices == 1
+            and self.said is None
+            and len(live) == 2
+        ):  # a window of one, for one more batch of the same loader: the rest says the same of it, at more length
+            self._at, self._rows, self._by, self._ending = cursor.step, cursor.local, cursor, cursor.last
+            cursor.position.used = True
+            self.count, self._parts, self._only, self.boundary, self._weighed = 1, 0, True, True, False
+            outer = of.inside
+            self.outer = outer if outer is not self else None
+            of.newest = of.inside = self
+            return
+        if self.count and cursor is not self._cursor:
             self._look_at_owner(cursor)
         ends = False
         if cursor is not None:
@@ -235,8 +248,8 @@ class Window:
             self._by = None
         self._cursor = cursor
         steps, said = of.steps, self.said
-        if not self._count:
-            self._count, self._parts, self._local, self._total, self._wrong = 1, 0, 0.0, 0, ""
+        if not self.count:
+            self.count, self._parts, self._local, self._total, self._wrong = 1, 0, 0.0, 0, ""
             self._measured = self.holds = False
             self._only = self.boundary = (ends or steps == 1) if said is None else said
             rows, weigher = None, self._by
@@ -244,9 +257,9 @@ class Window:
                 rows = weigher.total if steps == 1 else weigher.ahead(steps)
             self._ref = of.weights.ranks / rows if rows else 1.0 / steps
         else:
-            self._count += 1
+            self.count += 1
             self._only = False
-            self.boundary = (ends or self._count >= steps) if said is None else said
+            self.boundary = (ends or self.count >= steps) if said is None else said
         self._weighed = False
         if self._calls > 1 or self._slices > 1 or said is not None:
             self._measured = True
@@ -260,9 +273,9 @@ class Window:
         of = self._of
         of.inside, self.outer = self.outer, None
         if kind is not None:
-            self.abandon("an exception left it" if self._count > 1 else "")
+            self.abandon("an exception left it" if self.count > 1 else "")
         elif self.boundary:
-            self._count, self.holds = 0, False
+            self.count, self.holds = 0, False
         else:
             self.holds = True
             if of.switches:
@@ -271,7 +284,7 @@ class Window:
     @property
     def parts(self) -> int:
         """How many micro-batches are in it."""
-        return self._count and self._parts
+        return self.count and self._parts
 
     # ------------------------------------------------------------------ whose it is, and where it ends
     def is_over(self) -> bool:
@@ -302,9 +315,9 @@ class Window:
         Args:
             why: for the note; "" gives none.
         """
-        if not self._count:
+        if not self.count:
             return
-        self._count, self.boundary, self.holds = 0, True, False
+        self.count, self.boundary, self.holds = 0, True, False
         for model in self.alive():
             for parameter in model.parameters():
                 parameter.grad = None
@@ -367,7 +380,7 @@ class Window:
         self.holds = False
         reference = self._ref
         late = self._late()
-        if self._count == 1:
+        if self.count == 1:
             return self._amount * self._ref, None
         return self._amount * reference, late  # what was gathered before has this reference too
 
@@ -418,7 +431,3 @@ class Window:
             )
         if (late := self._late()) is not None:
             self.scale(late)
-
-    def stepped(self) -> None:
-        """An optimizer has acted on it: nothing is left to be dropped."""
-        self._count, self.holds = 0, False

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from nbdist import arguments, keeping, state
+from nbdist import arguments, keeping
 from nbdist.accumulation import Accumulation, Window
+from nbdist.state import step_boundary
 from nbdist.strategies import Strategy
 from nbdist.strategies.optimizer import PreparedOptimizer
 
@@ -23,7 +24,7 @@ class Step:
     # What optimizers and schedulers were prepared to, by the identity of the user's own, which it keeps alive.
     _prepared: weakref.WeakValueDictionary[int, Any]
     # The last seed of backward and what it was made for: in most loops it is the same at every step.
-    _seed: tuple[Any, ...] = (None, None, None, None, None)
+    _seed: tuple[Any, torch.Tensor | None] = (None, None)
 
     def accumulate(self, *models: torch.nn.Module, last: bool | None = None) -> Window:
         """`with accelerator.accumulate(model):` around one micro-batch: forward, backward, step, zero_grad.
@@ -38,7 +39,12 @@ class Step:
             last: whether this micro-batch ends the window, said by hand: then neither the number of steps nor the
                 loader counts. Needed when a loader of one batch is cut into slices.
         """
-        return self._windows.window(models, last)
+        windows = self._windows
+        window = windows.made.get(id(models[0])) if len(models) == 1 else None
+        if window is None:
+            window = windows.window(models)
+        window.said = last
+        return window
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
         """Backward, so that the ranks together have the gradient that one process would have from all their samples.
@@ -60,8 +66,8 @@ class Step:
             RuntimeError: the loss has more than one element; weights in some micro-batches of a window only.
             TypeError: the loss is no tensor.
         """
-        if not state.step_boundary.begun:
-            state.step_boundary.begun = True
+        if not step_boundary.begun:
+            step_boundary.begun = True
             self._strategy.look_again()
         windows = self._windows
         window, late = windows.inside, None
@@ -76,16 +82,11 @@ class Step:
             if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
                 seed = factor.to(loss.dtype).expand(_one_element(loss))
             else:
-                known = self._seed
-                if (
-                    known[0] != factor
-                    or known[1] is not loss.dtype
-                    or known[2] != loss.shape
-                    or known[3] != loss.device
-                ):
+                known, seed = self._seed
+                kind = factor, loss.dtype, loss.dim() and loss.shape, loss.get_device()  # all cheap to ask for
+                if known != kind or seed is None:
                     seed = torch.full(_one_element(loss), factor, dtype=loss.dtype, device=loss.device)
-                    known = self._seed = (factor, loss.dtype, loss.shape, loss.device, seed)
-                seed = known[4]
+                    self._seed = kind, seed
         except AttributeError:
             if isinstance(loss, torch.Tensor):
                 raise
@@ -96,7 +97,7 @@ class Step:
         # Another window than this one may have gathered gradients that are to be left alone.
         guard = None if len(windows.made) <= (window is not None) else keeping.guard(windows, window)
         if guard is None:
-            self._strategy.backward(loss, seed, **kwargs)
+            self._strategy.backward(loss, seed, **kwargs) if kwargs else self._strategy.backward(loss, seed)
         else:
             with guard:
                 self._strategy.backward(loss, seed, **kwargs)

@@ -16,10 +16,10 @@ class Window(Protocol):
     """An accumulation window as an optimizer sees it: see `nbdist.accumulation.Window`."""
 
     boundary: bool
+    count: int
     holds: bool
 
     def settle(self) -> None: ...
-    def stepped(self) -> None: ...
 
 
 class Gate:
@@ -82,7 +82,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         else:
             result, self.step_was_skipped = gate.scaler.step(self.optimizer, closure)
         if window is not None:
-            window.stepped()
+            window.count = 0  # nothing is left that could be dropped
         if not self.step_was_skipped:
             self._passed()
         return result
