@@ -24,8 +24,8 @@ from nbdist import messages, views
 from nbdist.state import DistributedType, Process
 from nbdist.strategies import compression, replica
 from nbdist.strategies.base import Strategy, Through, as_it_is
-from nbdist.strategies.repair import can, can_repair, forget, reduced, repair, track, trainable, wrappers
-from nbdist.strategies.watch import be_told, doubt, trained, watch
+from nbdist.strategies.repair import ARMED, can, can_repair, forget, reduced, repair, track, trainable, wrappers
+from nbdist.strategies.watch import WATCH, be_told, doubt, trained, watch
 
 # Those that a strategy made or took over, oldest first, with the options they were made with (None: not made here).
 _known: WeakKeyDictionary[Any, dict[str, Any] | None] = WeakKeyDictionary()
@@ -140,6 +140,7 @@ class DDP(Strategy):
         self._models = [ref for ref in self._models if ref() is not None]
         self._models.append(weakref.ref(wrapped))
         _known[wrapped] = options
+        vars(wrapped)[ARMED] = 1
         reduced.setdefault(wrapped, trainable(wrapped))
         track(wrapped)
         be_told()
@@ -190,20 +191,25 @@ class DDP(Strategy):
         models = []
         for ref in self._models:
             model = ref()
-            if model is None or not model.require_backward_grad_sync:
+            if model is None:
                 continue
-            parameters, were = model._nbdist_watch
+            own = vars(model)
+            if not own["require_backward_grad_sync"]:
+                continue
+            parameters, were = own[WATCH]
             if [*map(trained, parameters)] != were:
                 self._look_at(model)
             models.append(model)
-            if not model.static_graph:  # a static graph keeps its own count of iterations
+            # A static graph keeps its own count of iterations.
+            if (own[ARMED] is not True or own["find_unused_parameters"]) and not own["static_graph"]:
                 reducer = model.reducer
                 # The first backward notes the order for new buckets, which forward makes of it: there may be none
                 # between.
                 reducer._rebuild_buckets()
                 # With find_unused_parameters the reducer looks from this very loss which parameters will have no
                 # gradient.
-                reducer.prepare_for_backward([loss] if model.find_unused_parameters else [])
+                reducer.prepare_for_backward([loss] if own["find_unused_parameters"] else [])
+            own[ARMED] = 1
         torch.autograd.backward(loss, seed, **options)
         for model in models:
             try:

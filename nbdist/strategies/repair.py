@@ -45,6 +45,10 @@ def wrappers() -> list[DistributedDataParallel]:
     return list(_wrapped)
 
 
+# DDP sets it to True in a forward, which arms the reducer for one backward. Where DDP reads it 1 is as good: not armed.
+ARMED = "require_forward_param_sync"
+
+
 def repair(model: DistributedDataParallel) -> None:
     """Make a DDP wrapper whose forward or backward was interrupted train on rightly; its gradients are dropped.
 
@@ -72,7 +76,8 @@ def repair(model: DistributedDataParallel) -> None:
     reduced[model] = trainable(model)
     model._ddp_init_helper(parameters, sparse, model._build_debug_param_to_name_mapping(parameters), model.static_graph)
     model._has_rebuilt_buckets = False
-    model.require_backward_grad_sync = model.require_forward_param_sync = True
+    model.require_backward_grad_sync = True
+    vars(model)[ARMED] = 1
     if model.static_graph:
         model._static_graph_delay_allreduce_enqueued = False
         model.reducer._set_static_graph()

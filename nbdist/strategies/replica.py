@@ -48,7 +48,7 @@ class Replica(DistributedDataParallel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
-        if type(value) is bool and type(own.get(name)) is bool:
+        if type(value) is bool and name in own:
             own[name] = value  # what DDP notes at each step; nn.Module would look at what it is, ten times as long
         elif _OPEN in own and not name.startswith("_") and not _has(self, name):
             setattr(self.module, name, value)
