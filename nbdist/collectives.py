@@ -1,7 +1,7 @@
 """gather, reduce, broadcast and pad over nested values: any shapes, any nesting, objects too.
 
-Each call first exchanges one small message (what every rank brings, and from which line), so a mismatch is the same
-Python exception on every rank and never reaches the backend. Then the data travel as bytes: no dtype is ever converted.
+Each call first exchanges what every rank brings (see `nbdist.bringing`). Then the data travel as bytes: no dtype is
+ever converted.
 
 A nested value is tuples (named ones too), lists and dicts, with at their ends
 * tensors: joined along dim 0, whatever their lengths; 0-dim ones become one entry a rank;
@@ -9,154 +9,23 @@ A nested value is tuples (named ones too), lists and dicts, with at their ends
 * lists without a tensor in them: joined;
 * None: stays, when it is None everywhere;
 * other objects: become a list with one entry a rank.
-
-In debug mode (`PartialState.debug`) the exception lists everything that each rank brings and from where, and not only
-the first place where they differ.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from nbdist import messages, state
+from nbdist.bringing import listed, meet, place_of
+from nbdist.ends import Leaf, leaves, name_of, number_dtype, rebuilt
 from nbdist.messages import DistributedOperationException
 
-_CANNOT = " (cannot travel)"
 _ALIGNED = 16  # bytes: a slice that starts there can be viewed as any dtype
-
-
-class Leaf(NamedTuple):
-    """One end of a nested value, or a container on the way."""
-
-    path: str  # where it is, as one would index it
-    role: str  # "tensor", "number", "list", "object", "structure"
-    kind: str  # in words; equal on all ranks
-    value: Any
-
-
-def leaves(value: Any, path: str = "") -> Iterator[Leaf]:
-    """The ends of a nested value, and its containers, in order."""
-    if isinstance(value, torch.Tensor):
-        layout = "" if value.layout is torch.strided and not value.is_quantized else f" {value.layout}{_CANNOT}"
-        layout = _CANNOT if value.is_meta else layout
-        kind = f"a {value.dim()}-dim tensor of {_name(value.dtype)} on {value.device.type}{layout}"
-        yield Leaf(path, "tensor", kind, value)
-    elif value is None:
-        yield Leaf(path, "structure", "None", value)
-    elif isinstance(value, bool | int | float | complex):
-        yield Leaf(path, "number", f"a number of type {type(value).__name__}", value)
-    elif isinstance(value, Mapping):
-        yield Leaf(path, "structure", f"a dict with keys {list(value)}", value)
-        for key, item in value.items():
-            yield from leaves(item, f"{path}[{key!r}]")
-    elif isinstance(value, tuple) or (isinstance(value, list) and _has_tensor(value)):
-        yield Leaf(path, "structure", f"a {type(value).__name__} of {len(value)}", value)
-        for index, item in enumerate(value):
-            yield from leaves(item, f"{path}[{index}]")
-    elif isinstance(value, list):
-        yield Leaf(path, "list", "a list of objects", value)
-    else:
-        yield Leaf(path, "object", "an object", value)
-
-
-def rebuilt(value: Any, results: Iterator[Any]) -> Any:
-    """A nested value like `value`, with the next result at each of its ends."""
-    if isinstance(value, Mapping):
-        next(results)
-        items = {key: rebuilt(item, results) for key, item in value.items()}
-        return items if type(value) is dict else like(value, items)
-    if isinstance(value, tuple) or (isinstance(value, list) and _has_tensor(value)):
-        next(results)
-        done = [rebuilt(item, results) for item in value]
-        if isinstance(value, list):
-            return done
-        return type(value)(*done) if hasattr(value, "_fields") else type(value)(done)
-    return next(results)
-
-
-def like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """The items in a mapping of the same class; a plain dict where that class is not made from one."""
-    try:
-        return type(value)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_has_tensor(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(_has_tensor(item) for item in value)
-    return isinstance(value, torch.Tensor)
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _meet(operation: str, ends: list[Leaf], carried: list[Any], same_shape: bool = False) -> list[Any]:
-    """Tell each other what we bring. Returns each rank's (shapes, carried).
-
-    Raises:
-        DistributedOperationException: the nested values do not fit together; on every rank, with the ranks and what
-            each brings.
-    """
-    state.current()  # under torchrun this may be the first look
-    shapes = [tuple(end.value.shape) if isinstance(end.value, torch.Tensor) else None for end in ends]
-    answers = messages.agree(operation, ([(end.path, end.kind) for end in ends], shapes, carried))
-    first, first_shapes, _ = answers[0]
-    for said, said_shapes, _ in answers[1:]:
-        if said != first or (same_shape and said_shapes != first_shapes):
-            raise DistributedOperationException(_mismatch(operation, answers))
-    for path, kind in first:
-        if kind.endswith(_CANNOT):
-            remedy = "it has no data" if " on meta" in kind else "make it dense first"
-            what = kind.removesuffix(_CANNOT)
-            raise TypeError(f"{operation}: {_at(path)}there is {what}, which cannot travel; {remedy}")
-    return [(said_shapes, its) for _, said_shapes, its in answers]
-
-
-def _mismatch(operation: str, answers: list[Any]) -> str:
-    """The first place where the ranks differ."""
-
-    def brings(answer: Any, index: int) -> tuple[str, str]:
-        kinds, shapes, _ = answer
-        if index >= len(kinds):
-            return "", "nothing there"
-        path, kind = kinds[index]
-        return path, kind if shapes[index] is None else f"{kind}, shape {shapes[index]}"
-
-    listed = _listed(answers)
-    for index in range(max(len(answer[0]) for answer in answers)):
-        told = [brings(answer, index) for answer in answers]
-        if len(set(told)) > 1:
-            ranks = "; ".join(f"rank {rank} brings {what}" for rank, (_, what) in enumerate(told))
-            place = _at(next((path for path, _ in told if path), ""))
-            return f"{operation}: {place}the ranks do not fit together: {ranks}{listed}"
-    return f"{operation}: the ranks do not fit together{listed}"
-
-
-def _listed(answers: list[Any]) -> str:
-    """In debug mode: all that each rank brings."""
-    lines: list[str] = []
-    if not state.debugging():
-        return ""
-    for rank, (kinds, shapes, _) in enumerate(answers):
-        ends = [
-            f"value{path}: {kind}" + ("" if shape is None else f", shape {shape}")
-            for (path, kind), shape in zip(kinds, shapes, strict=True)
-        ]
-        lines.append(f"\n  rank {rank} brings " + "; ".join(ends))
-    return "".join(lines)
-
-
-def _at(path: str) -> str:
-    return f"at value{path}, " if path else ""
 
 
 def _tensors_of_all(mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]]) -> list[list[torch.Tensor]]:
@@ -212,7 +81,7 @@ def gather(tensor: Any) -> Any:
     """
     ends = list(leaves(tensor))
     carried = [end.value for end in ends if end.role in ("number", "list", "object")]
-    answers = _meet("gather", ends, carried)
+    answers = meet("gather", ends, carried)
     where = [index for index, end in enumerate(ends) if end.role == "tensor"]
     shapes = [[theirs[index] for index in where] for theirs, _ in answers]
     kinds = [(end.path, end.kind) for end in ends]
@@ -220,9 +89,9 @@ def gather(tensor: Any) -> Any:
         if len({shape[column][1:] for shape in shapes}) > 1:
             told = "; ".join(f"rank {rank} has {shape[column]}" for rank, shape in enumerate(shapes))
             raise DistributedOperationException(
-                f"gather: {_at(ends[index].path)}shapes may differ in the first dimension only: {told}. "
+                f"gather: {place_of(ends[index].path)}shapes may differ in the first dimension only: {told}. "
                 "pad_across_processes(value, dim=...) makes the others equal."
-                + _listed([(kinds, its, None) for its, _ in answers])
+                + listed([(kinds, its, None) for its, _ in answers])
             )
     mine = [ends[index].value.detach() for index in where]
     everyone = _tensors_of_all(mine, shapes) if len(answers) > 1 else [mine]
@@ -243,15 +112,6 @@ def _joined(end: Leaf, tensors: Iterator[tuple[torch.Tensor, ...]], objects: Ite
     if end.role == "list":
         return [item for value in next(objects) for item in value]
     return list(next(objects)) if end.role == "object" else end.value
-
-
-def number_dtype(value: Any) -> Any:
-    """The dtype of the tensor that numbers like this one become."""
-    if isinstance(value, bool):
-        return torch.bool
-    if isinstance(value, int):
-        return torch.int64
-    return torch.get_default_dtype() if isinstance(value, float) else torch.get_default_dtype().to_complex()
 
 
 def gather_object(object: Any) -> list[Any]:
@@ -288,7 +148,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     if reduction not in ("mean", "sum", "max", "min", "none"):
         raise ValueError(f"reduction is {reduction!r}; there are 'mean', 'sum', 'max', 'min' and 'none'")
     ends = list(leaves(tensor))
-    answers = _meet(f"reduce({reduction})", ends, [], same_shape=True)
+    answers = meet(f"reduce({reduction})", ends, [], same_shape=True)
     results: list[Any] = []
     for end in ends:
         if end.role in ("tensor", "number"):
@@ -298,7 +158,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         elif end.role == "structure":
             results.append(end.value)
         else:
-            raise TypeError(f"reduce: {_at(end.path)}there is {end.kind}; only tensors and numbers can be reduced")
+            raise TypeError(f"reduce: {place_of(end.path)}there is {end.kind}; only tensors and numbers can be reduced")
     return rebuilt(tensor, iter(results))
 
 
@@ -307,7 +167,8 @@ def _reduced(value: torch.Tensor, reduction: str, scale: float, ranks: int, path
     if not exact and (reduction == "mean" or scale != 1.0 or (dtype is torch.bool and reduction == "sum")):
         what = f"the {reduction} of" if scale == 1.0 else f"a scale of {scale} on"
         raise TypeError(
-            f"reduce: {_at(path)}{what} a {_name(dtype)} tensor is not {_name(dtype)}; convert it first (.float())"
+            f"reduce: {place_of(path)}{what} a {name_of(dtype)} tensor is not {name_of(dtype)}; convert it first "
+            "(.float())"
         )
     work = value.clone(memory_format=torch.contiguous_format)
     if dtype is torch.bool:
@@ -336,7 +197,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     _exists(from_process)
     carrying = rank == from_process
     carried = [end.value for end in ends if carrying and end.role in ("number", "list", "object")]
-    answers = _meet(f"broadcast(from {from_process})", ends, carried)
+    answers = meet(f"broadcast(from {from_process})", ends, carried)
     if len(answers) == 1:
         return tensor
     shapes, values = answers[from_process]
@@ -401,7 +262,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         pad_first: fill in before the data and not behind.
     """
     ends = list(leaves(tensor))
-    answers = _meet("pad_across_processes", ends, [])
+    answers = meet("pad_across_processes", ends, [])
     results: list[Any] = []
     for index, end in enumerate(ends):
         value = end.value

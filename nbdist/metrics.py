@@ -13,6 +13,7 @@ import torch
 
 from nbdist import collectives, messages, state
 from nbdist.data.cursor import Cursor
+from nbdist.ends import Leaf, leaves, number_dtype, rebuilt
 
 
 def gather_for_metrics(value: Any, cursor: Cursor | None, use_gather_object: bool = False) -> Any:
@@ -34,8 +35,8 @@ def gather_for_metrics(value: Any, cursor: Cursor | None, use_gather_object: boo
     if use_gather_object:
         return _objects(value, rows > 0)
     size = getattr(cursor.plan, "batch", None)  # of full steps; None where they differ anyway
-    ends = (_real(end, rows, size) for end in collectives.leaves(value))
-    return collectives.gather(collectives.rebuilt(value, ends))
+    ends = (_real(end, rows, size) for end in leaves(value))
+    return collectives.gather(rebuilt(value, ends))
 
 
 def _objects(value: Any, real: bool) -> list[Any]:
@@ -47,7 +48,7 @@ def _objects(value: Any, real: bool) -> list[Any]:
     return values
 
 
-def _real(end: collectives.Leaf, rows: int, size: int | None) -> Any:
+def _real(end: Leaf, rows: int, size: int | None) -> Any:
     """What of one end of the value is sent: all of it, or nothing of it when the rank has no real rows."""
     value = end.value
     if end.role == "tensor":
@@ -59,7 +60,7 @@ def _real(end: collectives.Leaf, rows: int, size: int | None) -> Any:
         return value.expand(_times(value.is_floating_point() or value.is_complex(), rows))
     if end.role == "number":
         times = _times(isinstance(value, float | complex), rows)
-        return torch.tensor([value] * times, dtype=collectives.number_dtype(value))
+        return torch.tensor([value] * times, dtype=number_dtype(value))
     if end.role == "list":
         return value if rows else []
     if end.role == "object":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
-from nbdist import collectives, messages, state
+from nbdist import ends, messages, state
 
 
 class Split:
@@ -132,7 +132,7 @@ def _unsplittable(values: Any) -> str:
 def _mapped(values: Any, take: Callable[[Any], Any]) -> Any:
     if isinstance(values, Mapping):
         items = {key: _mapped(one, take) for key, one in values.items()}
-        return items if type(values) is dict else collectives.like(values, items)
+        return items if type(values) is dict else ends.like(values, items)
     if _is_record(values):
         return type(values)(*(_mapped(one, take) for one in values))
     return take(values)
