@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from nbdist.accumulation import Accumulation, Window
+    from nbdist.accumulation import Accumulation
+    from nbdist.window import Window
 
 
 def guard(windows: Accumulation, window: Window | None) -> AbstractContextManager[None] | None:

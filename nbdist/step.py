@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from nbdist import arguments, keeping
-from nbdist.accumulation import Accumulation, Window
+from nbdist.accumulation import Accumulation
 from nbdist.state import step_boundary
 from nbdist.strategies import Strategy
 from nbdist.strategies.optimizer import PreparedOptimizer
+from nbdist.window import Window
 
 
 class Step:

@@ -13,7 +13,7 @@ from nbdist.strategies.watch import doubt
 
 
 class Window(Protocol):
-    """An accumulation window as an optimizer sees it: see `nbdist.accumulation.Window`."""
+    """An accumulation window as an optimizer sees it: see `nbdist.window.Window`."""
 
     boundary: bool
     count: int
