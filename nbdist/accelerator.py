@@ -15,6 +15,7 @@ from nbdist import arguments, state, strategies
 from nbdist.accumulation import Accumulation
 from nbdist.data import loader as loaders
 from nbdist.data.cursor import Cursor
+from nbdist.data.numbers import Numbers
 from nbdist.data.options import Options
 from nbdist.data.resume import skip_first_batches
 from nbdist.helpers import Helpers
@@ -102,6 +103,7 @@ class Accelerator(Models, Step, Helpers):
         self._compute(mixed_precision, output_dtype, dynamo_backend, dynamo_plugin)
         self._strategy = _strategy(strategy, self._process, handlers)
         self._live: list[Cursor | None] = [None]  # running iterators of prepared loaders, the newest last
+        self._numbers = Numbers()
         options = arguments.accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         weights = Weights(self._strategy.data_parallel_size, self._process.device)
         self._windows = Accumulation(self._strategy, weights, self._live, **options)
@@ -122,8 +124,9 @@ class Accelerator(Models, Step, Helpers):
         Args:
             *args: objects in any order, also inside lists, tuples and dicts. What this Accelerator's `prepare` has
                 returned comes back as it is; what another one's has is taken over, never wrapped twice. A bare loader
-                that was prepared before gives a new one, at its first epoch, so that a cell that runs again trains the
-                same.
+                that was prepared before gives a new one, at its first epoch and with the same orders, so that a cell
+                that runs again trains the same. A loader that is made anew shuffles in orders of its own; so does a
+                cell that makes it anew, unless it makes the Accelerator too, whose loaders are counted from 0.
             device_placement: for each argument, whether it is brought to the device. Default: as the Accelerator was
                 told.
 
@@ -197,9 +200,9 @@ class Accelerator(Models, Step, Helpers):
         the device.
 
         Full steps give each rank `batch_size` samples. The last step is split evenly; a rank that gets none repeats
-        rank 0's samples with weight 0. Order is a function of (seed, epoch): the seed of the loader's generator,
-        else of `set_seed`. `state_dict` and `load_state_dict` of the result resume it anywhere. All ranks call it
-        alike.
+        rank 0's samples with weight 0. Order is a function of (seed, which of the prepared loaders it is, epoch): the
+        seed of the loader's generator, else of `set_seed`. `state_dict` and `load_state_dict` of the result resume it
+        anywhere. All ranks call it alike.
 
         Args:
             data_loader: any DataLoader. An `IterableDataset` is read whole by each rank, which keeps its part.
@@ -229,7 +232,7 @@ class Accelerator(Models, Step, Helpers):
             data_seed=loading.data_seed,
             accumulates=self._accumulates,
         )
-        return loaders.prepare_loader(data_loader, self._live, options)
+        return loaders.prepare_loader(data_loader, self._live, options, numbers=self._numbers)
 
     def _accumulates(self) -> bool:
         return self.gradient_accumulation_steps > 1

@@ -18,12 +18,13 @@ class Position:
     `delivered` counts batches that reached the user in this epoch, not those fetched ahead. `start` is where the next
     iteration of this epoch begins: 0, but for an epoch that was loaded from a state. `used` says that training took
     one of them: then a `break` moves on to the next epoch; a mere peek uses nothing up. `seed` is a loaded state's;
-    None: the loader's own.
+    None: the loader's own. `number` is that of the loader (`numbers`).
     """
 
-    __slots__ = ("__weakref__", "delivered", "epoch", "seed", "start", "used")
+    __slots__ = ("__weakref__", "delivered", "epoch", "number", "seed", "start", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
         self.epoch = self.delivered = self.start = 0
         self.used = False
         self.seed: int | None = None

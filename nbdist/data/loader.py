@@ -5,14 +5,15 @@ names only: a copy made from constructor arguments could not know a subclass's o
 `Cursor` tells how many rows of the batch in hand are real, here and on all ranks; the Accelerator weighs the loss with
 it.
 
-The seed rule. The order of an epoch is a function of (seed, epoch) and of nothing else: not of the number of ranks or
-workers, nor of what has drawn random numbers before. The seed is that of the loader's own generator, else
-`DataLoaderConfiguration.data_seed`, else that of `set_seed`, else 0; a state that was loaded brings its own. Where the
-ranks are seeded differently when they prepare it, rank 0's counts. A worker of a map-style loader draws (augmentation)
-from a function of (seed, epoch, rank, its number), so that each rank augments differently, and each run alike; behind a
-resumed point it draws anew. Workers of a stream draw alike on all ranks, since all read one stream. Persistent
-workers are seeded once, at their start, as torch does it. Without workers the dataset draws from the process's own
-generators.
+The seed rule. The order of an epoch is a function of (seed, number of the loader, epoch) and of nothing else: not of
+the number of ranks or workers, nor of what has drawn random numbers before. The seed is that of the loader's own
+generator, else `DataLoaderConfiguration.data_seed`, else that of `set_seed`, else 0; a state that was loaded brings its
+own. Where the ranks are seeded differently when they prepare it, rank 0's counts. The number counts what one
+Accelerator prepares (`numbers`), so that two loaders over as many samples have two orders. A worker of a map-style
+loader draws (augmentation) from a function of these, the rank and the worker, so that each rank augments differently,
+and each run alike; behind a resumed point it draws anew. Workers of a stream draw alike on all ranks, since all read
+one stream. Persistent workers are seeded once, at their start, as torch does it. Without workers the dataset draws from
+the process's own generators.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from nbdist.data import randomness, resume
 from nbdist.data.cursor import Cursor, Position
 from nbdist.data.dispatch import DispatchedRows, DispatchedStream
 from nbdist.data.move import send_to_device
+from nbdist.data.numbers import Numbers
 from nbdist.data.options import Options
 from nbdist.data.sharded import OwnData, is_sharded
 from nbdist.data.source import Planned, Source
@@ -188,8 +190,7 @@ class Inside:
         self.straight = type(original) is DataLoader  # nothing of the user's between what counts and what delivers
         # iterations that were begun and whose data were not asked for yet: (epoch, start, cursor)
         self.pending: list[tuple[int, int, Cursor]] = []
-        batches = original.batch_sampler
-        self.given = randomness.generator_of(original.sampler, batches, getattr(batches, "sampler", None), original)
+        self.given = _generator(original)
         self._own = self._agreed = self._seeded()
         self.source: Feed = _feed(original, options, self.seed)
         self.lengths: list[int | None] = []  # of each rank
@@ -213,9 +214,11 @@ class Inside:
         """
         source = self.source
         options = {"split_batches": self.options.split_batches, "dispatch_batches": self.options.dispatch}
-        told = messages.agree("prepare a loader", (self._own, source.kind, source.length(), options | source.alike()))
-        seeds, kinds, lengths, alike = map(list, zip(*told, strict=True))
-        self._agreed = seeds[0]  # ranks that were seeded differently would each shuffle in another order
+        mine = self._own, self.position.number, source.kind, source.length(), options | source.alike()
+        told = messages.agree("prepare a loader", mine)
+        seeds, numbers, kinds, lengths, alike = map(list, zip(*told, strict=True))
+        # Ranks that were seeded or have counted differently would each shuffle in another order.
+        self._agreed, self.position.number = seeds[0], numbers[0]
         if len(set(kinds)) > 1:
             listed = ", ".join(f"rank {rank} has {resume.KINDS[kind]}" for rank, kind in enumerate(kinds))
             raise ValueError(f"the ranks prepare loaders of several kinds: {listed}. Prepare the same one on all ranks")
@@ -241,7 +244,7 @@ class Inside:
         if self.position.seed is not None:
             return self.position.seed
         seed = self._seeded()
-        return self._agreed if seed == self._own else seed
+        return randomness.numbered(self._agreed if seed == self._own else seed, self.position.number)
 
     def _seeded(self) -> int:
         """What this rank has been told."""
@@ -256,6 +259,12 @@ class Inside:
             if begun is not None:
                 return begun
         return self.position.begin()
+
+
+def _generator(loader: DataLoader) -> torch.Generator | None:
+    """The loader's own, wherever the user has put it."""
+    batches = loader.batch_sampler
+    return randomness.generator_of(loader.sampler, batches, getattr(batches, "sampler", None), loader)
 
 
 def _refuse_unlike(alike: list[dict[str, Any]]) -> None:
@@ -337,7 +346,11 @@ _ALONE = Options()
 
 
 def prepare_loader(
-    loader: DataLoader, live: list[Cursor | None], options: Options = _ALONE, position: Position | None = None
+    loader: DataLoader,
+    live: list[Cursor | None],
+    options: Options = _ALONE,
+    position: Position | None = None,
+    numbers: Numbers | None = None,
 ) -> Any:
     """The user's loader with its samples split over the ranks; see the top of this module.
 
@@ -347,6 +360,7 @@ def prepare_loader(
         live: the stack of running iterators, None at its bottom.
         options: how it is prepared.
         position: where it is. Default: at its start, or where the prepared loader is.
+        numbers: of the loaders that report to `live`. Default: it has the number 0.
 
     Raises:
         ValueError: its batches cannot be split as the options ask, or not be dispatched.
@@ -358,7 +372,9 @@ def prepare_loader(
             return loader
         later = {name: value for name, value in vars(loader).items() if name not in old.replaced}
         position, loader = old.position, old.original
-    at = position or Position()
+        if numbers is not None:
+            numbers.take(loader, old.given, position.number)
+    at = position or Position(0 if numbers is None else numbers.of(loader, _generator(loader)))
     prepared = _made(loader, lambda original: Inside(original, options, live, at), later)
     if not getattr(loader, "in_order", True):
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Random order that is a pure function of (seed, epoch), on every rank, whatever else draws random numbers."""
+"""Random order that is a pure function of seed and epoch, on every rank, whatever else draws random numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ def mixed(seed: int, *parts: int) -> int:
     """One well-mixed 63-bit seed for an epoch (and a rank): neighbouring numbers give unrelated draws."""
     words = numpy.random.SeedSequence([seed % 2**64, *parts]).generate_state(2)
     return (int(words[0]) << 31) ^ int(words[1])
+
+
+_LOADER = 0x10AD  # told apart from an epoch or a rank
+
+
+def numbered(seed: int, number: int) -> int:
+    """The seed of an Accelerator's loader of this number: that of the first one is the seed itself."""
+    return mixed(seed, _LOADER, number) if number else seed
 
 
 def generator_of(*samplers: Any) -> torch.Generator | None:

@@ -108,7 +108,7 @@ class OwnData:
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         own = Cursor(cursor.position)
-        inner = self._inner.iterate(epoch, start, own, begin)
+        inner = iter(self._inner.iterate(epoch, start, own, begin))
         if self._rows is not None:
             steps = self._known(inner, start)
         else:

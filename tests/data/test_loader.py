@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import pickle
 import random
@@ -23,7 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from nbdist import set_seed, skip_first_batches
+from nbdist import Accelerator, set_seed, skip_first_batches
 from nbdist.data.loader import Prepared, prepare_loader, user_loader
 from nbdist.data.options import Options
 from tests.training import Ragged, Shuffling, Stream
@@ -110,6 +111,43 @@ def test_the_seed_is_that_of_the_users_generator() -> None:
     five = order(5)
     set_seed(9)
     assert order(5) == five != order(6)
+
+
+def test_each_loader_has_orders_of_its_own() -> None:
+    def loader(**options: Any) -> DataLoader:
+        return DataLoader(range(20), batch_size=20, **(options or {"shuffle": True}))
+
+    def orders(accelerator: Accelerator, loaders: list[DataLoader]) -> list[list[int]]:
+        return [one.tolist() for raw in loaders for one in accelerator.prepare(raw)]
+
+    accelerator = Accelerator()
+    made_anew = orders(accelerator, [loader(), loader(), loader()])
+    assert len(set(map(tuple, made_anew))) == 3
+    assert orders(Accelerator(), [loader(), loader(), loader()]) == made_anew  # as in a cell that runs again
+    drawn = orders(accelerator, [loader(sampler=RandomSampler(range(20), replacement=True)) for _ in range(2)])
+    assert drawn[0] != drawn[1]
+    raw = loader()
+    assert orders(accelerator, [raw]) == orders(accelerator, [raw])  # the same one again
+
+    shared, like_it = (torch.Generator().manual_seed(5) for _ in range(2))
+    first, second = orders(accelerator, [loader(shuffle=True, generator=shared) for _ in range(2)])
+    assert first != second and orders(accelerator, [loader(shuffle=True, generator=like_it)]) == [first]
+
+    state = accelerator.prepare(raw).state_dict()
+    resumed: Any = Accelerator().prepare(loader())
+    resumed.load_state_dict(state)
+    assert [one.tolist() for one in resumed] == orders(accelerator, [raw])
+    taken_over = Accelerator()
+    both = [taken_over.prepare(accelerator.prepare(raw)), taken_over.prepare(loader())]
+    assert both[0]._nb.position.number == 5 and both[1]._nb.position.number == 6
+
+
+def test_loaders_made_anew_do_not_pile_up() -> None:
+    accelerator = Accelerator()
+    for _ in range(20):
+        list(accelerator.prepare(DataLoader(range(2), shuffle=True, generator=torch.Generator())))
+    gc.collect()
+    assert not accelerator._numbers._of and not accelerator._numbers._counted
 
 
 @pytest.mark.parametrize(
