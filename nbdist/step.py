@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from nbdist import arguments, keeping
 from nbdist.accumulation import Accumulation
+from nbdist.reach import weightless
 from nbdist.state import step_boundary
 from nbdist.strategies import Strategy
 from nbdist.strategies.optimizer import PreparedOptimizer
@@ -58,8 +59,9 @@ class Step:
                 batch in hand of the newest running prepared loader (its ranks' sizes are known without
                 communication), or the same for every rank when there is none. An explicit weight costs one tiny
                 all-reduce a window, so pass it on all ranks or on none, and in all micro-batches of a window or in
-                none. A tensor on a device is not synchronised. On a rank whose batch is only a stand-in it counts as
-                0. A micro-batch weighs once, however many backward calls are in it.
+                none. On a rank whose batch is only a stand-in it counts as 0. A micro-batch weighs once, however many
+                backward calls are in it. Where the weight is 0 the loss may be 0/0; but for a tensor on a device,
+                which is not synchronised, it must be finite.
             **kwargs: retain_graph, create_graph, inputs, as torch has them.
 
         Raises:
@@ -76,6 +78,7 @@ class Step:
             factor = windows.alone(weight)
         else:
             factor, late = window.weigh(weight)
+        silent = type(factor) is float and not factor
         try:
             if windows.scaler is not None:
                 factor = windows.scaler.seed(factor)
@@ -97,7 +100,10 @@ class Step:
             ) from None
         # Another window than this one may have gathered gradients that are to be left alone.
         guard = None if len(windows.made) <= (window is not None) else keeping.guard(windows, window)
-        if guard is None:
+        if silent:
+            with guard or nullcontext(), weightless(loss, list(windows.models.values())):
+                self._strategy.backward(loss, seed, **kwargs)
+        elif guard is None:
             self._strategy.backward(loss, seed, **kwargs) if kwargs else self._strategy.backward(loss, seed)
         else:
             with guard:

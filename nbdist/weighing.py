@@ -87,4 +87,9 @@ class Weights:
     def share(self, weight: Any, real: bool) -> Any:
         """The factor of this rank's loss when it is all that this step has: its weight over the mean weight."""
         amount, wrong = self.amount(weight, real)
-        return amount * self.correction(1.0, self.joint(amount, wrong))
+        return times(amount, self.correction(1.0, self.joint(amount, wrong)))
+
+
+def times(amount: Any, factor: Any) -> Any:
+    """The product; an amount that is known to be 0 stays known, also where the factor is on a device."""
+    return 0.0 if type(amount) is float and not amount else amount * factor

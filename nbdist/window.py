@@ -20,6 +20,7 @@ import torch
 
 from nbdist.beside import Beside, runs_inside
 from nbdist.data.cursor import Cursor
+from nbdist.weighing import times
 
 if TYPE_CHECKING:
     from nbdist.accumulation import Accumulation
@@ -214,7 +215,7 @@ class Window:
                 return weights.share(weight, cursor is None or cursor.local > 0), None
             return 1.0 if cursor is None else cursor.local * weights.ranks / cursor.total, None
         if self._weighed:
-            return self._again(weight) * self._ref, None
+            return times(self._again(weight), self._ref), None
         if self._parts and self._explicit is (weight is None):
             raise RuntimeError(
                 "some micro-batches of this accumulation window have an explicit weight and some do not: pass "
@@ -236,13 +237,13 @@ class Window:
         self._local = self._local + self._amount
         if not self.boundary:
             self.holds = True
-            return self._amount * self._ref, None
+            return times(self._amount, self._ref), None
         self.holds = False
         reference = self._ref
         late = self._late()
         if self.count == 1:
-            return self._amount * self._ref, None
-        return self._amount * reference, late  # what was gathered before has this reference too
+            return times(self._amount, self._ref), None
+        return times(self._amount, reference), late  # what was gathered before has this reference too
 
     def _again(self, weight: Any) -> Any:
         """One more backward in a micro-batch that was weighed already: the losses add up."""

@@ -485,6 +485,18 @@ def test_all_weights_zero_is_a_step_of_nothing() -> None:
         assert run.weight == 1.5  # the momentum goes on
 
 
+def test_a_loss_that_weighs_nothing_may_be_no_number() -> None:
+    run = Run(steps=2)
+    beside = nn.Parameter(torch.ones(()))  # of no prepared model
+    for mask in (torch.ones(1), torch.zeros(1)):
+        with run.accelerator.accumulate(run.model):
+            loss = (beside * run.model(torch.ones(1, 1))[0] * mask).sum() / mask.sum()
+            run.accelerator.backward(loss, weight=mask.sum())
+    assert run.own.weight.grad.item() == 1 and beside.grad is not None and beside.grad.item() == 0
+    run.accelerator.backward(run.model(torch.ones(1, 1)).mean())  # and nothing is silenced any more
+    assert run.own.weight.grad.item() == 2
+
+
 def test_weights_in_some_micro_batches_only() -> None:
     run = Run(2)
     warnings.simplefilter("ignore")

@@ -69,7 +69,8 @@ def data(case: dict[str, Any]) -> torch.Tensor:
     """Rows of four: an index, two features, and how many tokens the row has."""
     rows = torch.randn(case["rows"], 4, generator=torch.Generator().manual_seed(case["rows"]))
     rows[:, 0] = torch.arange(case["rows"])
-    rows[:, 3] = torch.randint(1, 50, (case["rows"],), generator=torch.Generator().manual_seed(1))
+    counts = torch.randint(-40, 50, (case["rows"],), generator=torch.Generator().manual_seed(1))
+    rows[:, 3] = counts.clamp(min=0)  # many rows have none, so that whole batches may weigh nothing
     return rows
 
 
@@ -81,20 +82,22 @@ def loader(case: dict[str, Any]) -> DataLoader:
     if kind == "stream":
         return DataLoader(Stream(rows), **options)
     if kind == "weighted":
-        return DataLoader(rows, sampler=WeightedRandomSampler(rows[:, 3], len(rows) + 3), **options)
+        return DataLoader(rows, sampler=WeightedRandomSampler(rows[:, 3] + 1, len(rows) + 3), **options)
     if kind == "own":
         return DataLoader(rows, sampler=Shuffling(len(rows)), **options)
     return DataLoader(rows, shuffle=kind == "shuffled", **options)
 
 
-def loss_of(model: nn.Module, rows: torch.Tensor, tokens: bool) -> tuple[torch.Tensor, Any]:
-    """The mean over rows, or over tokens, and the explicit weight if there is one."""
+def loss_of(model: nn.Module, rows: torch.Tensor, tokens: bool, least: int = 0) -> tuple[torch.Tensor, Any]:
+    """The mean over rows, or over tokens (at least so many of them: 0/0 otherwise), and the explicit weight if there
+    is one.
+    """
     inputs = rows[:, :3] / torch.tensor([10.0, 1.0, 1.0])
     each = model(inputs).pow(2).mean(1)
     if not tokens:
         return each.mean(), None
     counts = rows[:, 3]
-    return (each * counts).sum() / counts.sum(), counts.sum()
+    return (each * counts).sum() / counts.sum().clamp(min=least), counts.sum()
 
 
 def windows(case: dict[str, Any], epochs: list[list[list[int]]]) -> list[list[int]]:
@@ -113,7 +116,7 @@ def in_plain_torch(case: dict[str, Any], epochs: list[list[list[int]]]) -> list[
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=case["momentum"])
     for window in windows(case, epochs):
-        loss, _ = loss_of(model, rows[window], case["tokens"])
+        loss, _ = loss_of(model, rows[window], case["tokens"], least=1)
         loss.backward()
         if case.get("clip"):
             nn.utils.clip_grad_norm_(model.parameters(), case["clip"])

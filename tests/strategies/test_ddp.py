@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from typing import Any
@@ -96,6 +97,45 @@ def test_every_way_to_backward_gives_the_joint_gradient() -> None:
         assert "TwoHeads" in message and "right.weight" in message and "find_unused_parameters" in message
         for way, gradient in found.items():
             assert _close(gradient, expected), way
+
+
+def _masked(rank: int, ranks: int) -> dict[str, list[float]]:
+    """Two windows of two micro-batches; in half of them, others on each rank, nothing counts and the loss is 0/0."""
+    from torch.utils.checkpoint import checkpoint
+
+    from nbdist import Accelerator
+    from nbdist.utils import DistributedDataParallelKwargs
+
+    found = {}
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
+        for reentrant in (None, False) if "find_unused_parameters" in options else (None, False, True):
+            handler = DistributedDataParallelKwargs(**options)
+            accelerator = Accelerator(kwargs_handlers=[handler], gradient_accumulation_steps=2)
+            own = nn.Sequential(_deep(), nn.Linear(2, 1))
+            nn.init.ones_(own[1].weight)
+            nn.init.zeros_(own[1].bias)
+            if reentrant is not None:
+                inner = own[0]
+                inner.forward = functools.partial(checkpoint, inner.forward, use_reentrant=reentrant)
+            model = accelerator.prepare(own)
+            for number in range(4):
+                with accelerator.accumulate(model):
+                    rows = torch.full((2, 3), 1.0 + rank, requires_grad=True)
+                    mask = torch.full((2,), float((rank + number) % 2))
+                    loss = (model(rows).squeeze(1) * mask).sum() / mask.sum()
+                    accelerator.backward(loss, weight=mask.sum())
+            found[f"{options} {reentrant}"] = _gradients(own)
+    return found
+
+
+def test_a_loss_that_weighs_nothing_adds_zeros_in_every_engine() -> None:
+    own = nn.Sequential(_deep(), nn.Linear(2, 1))
+    nn.init.ones_(own[1].weight)
+    (2 * sum(own(torch.full((2, 3), 1.0 + rank)).mean() for rank in range(2)) / 2).backward()
+    for found in run_ranks(_masked, 2):
+        assert len(found) == 11
+        for way, gradient in found.items():
+            assert _close(gradient, _gradients(own)), way
 
 
 def _other_things(rank: int, ranks: int) -> dict[str, Any]:
