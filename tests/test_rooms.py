@@ -56,7 +56,7 @@ MAY = {
     "weighing": {"messages"},
     "beside": {"data"},
     "keeping": {"accumulation", "window"},
-    "window": {"accumulation", "beside", "data"},
+    "window": {"accumulation", "beside", "data", "weighing"},
     "accumulation": {"beside", "data", "messages", "strategies", "weighing", "window"},
     "scheduler": {"strategies"},
     "precision": {"state", "config", "kwargs"},
