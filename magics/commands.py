@@ -232,6 +232,7 @@ def _resync(session: Session, rest: str) -> None:
     told: Any = answers[0]["answer"]
     if "error" in told:
         raise NotOnTheRanks(f"resync: {told['error']}")
+    pool.apart = False
     print(f"rank 0's values are on every rank now: {', '.join(told['done']) or 'nothing to write'}")
     if told["differ"]:
         print(f"left alone, since they differ in structure between ranks: {', '.join(told['differ'])}")

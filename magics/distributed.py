@@ -18,6 +18,7 @@ from nbdist.launchers.pool import Pool
 from nbdist.launchers.request import Request, Result, Screen
 from nbdist.launchers.settling import settle
 from nbdist.launchers.shield import shielded
+from nbdist.launchers.stopping import RESYNC, steps_apart
 from nbdist.magics import commands, global_settings
 from nbdist.magics.capture import CellSource, capture, cell_named, count
 from nbdist.magics.errors import raise_as_here, raise_plain, raise_syntax
@@ -227,7 +228,10 @@ def how_it_stopped(result: Result) -> str:
     if stop is None or not (stop.run.running() or any(message["ran"] for message in stop.run.done.values())):
         return "stopped before the cell started"
     if stop.rung == "agreed":
-        return f"stopped at step {stop.agreed_on} on every rank: models and optimizers are in step"
+        told = f"stopped at step {stop.agreed_on} on every rank"
+        if not stop.run.pool.apart:
+            return f"{told}: models and optimizers are in step"
+        return f"{told}; what was trained may be a step apart since an earlier cell: {RESYNC}"
     told = "stopped"
     if stop.rung == "left":
         from nbdist.launchers import stalls
@@ -244,8 +248,6 @@ def how_it_stopped(result: Result) -> str:
     if failed is not None and not failed["ours"]:
         told += f"; rank {failed['rank']} had failed: {failures.in_short(failed)}"
     if stop.apart():
-        told += (
-            "; the ranks were in different places, so what they trained may be a step apart: "
-            "`%distributed resync` writes rank 0's over the others"
-        )
+        why = steps_apart(stop.run.done) or "the ranks were in different places"
+        told += f"; {why}, so what they trained may be a step apart: {RESYNC}"
     return told

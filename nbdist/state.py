@@ -31,23 +31,32 @@ if TYPE_CHECKING:
 
 
 class StepBoundary:
-    """Where all ranks of a training loop are in the same state: just after an optimizer step.
+    """Where all ranks of a training loop are in the same state: behind all that belongs to an optimizer step.
 
-    The Accelerator calls `passed` there; when nobody wants to stop that is an addition and a test (0.1 us). To stop,
-    the worker's control thread calls `freeze` on every rank, takes the largest answer, and `release`s every rank to
-    it: all of them run on to that very step and raise KeyboardInterrupt there, so that replicas stay equal.
+    A prepared optimizer makes the boundary `pending`. It is passed where the next step begins, when the scheduler has
+    stepped too and the gradients are zeroed: a prepared loader is asked for its next batch, or the next backward
+    begins. These call `passed` then; when nobody wants to stop that is a test, and an addition each step. To stop, the
+    worker's control thread calls `freeze` on every rank, takes the largest answer, and `release`s every rank to it: all
+    of them run on to that very step and raise KeyboardInterrupt there, so that replicas stay equal.
+
+    Attributes, all of this cell:
+        steps: boundaries passed.
+        made: steps that optimizers have made to their end.
+        stepping: an optimizer is in the middle of one, or was when it was cut off.
+        pending: a step was made since the last boundary.
+        midway: a backward was called since the last boundary.
+        begun: a backward was called.
     """
 
     def __init__(self) -> None:
-        self.steps = 0  # boundaries passed in this cell
-        self.begun = False  # a backward was called in this cell: a step is on its way
-        self._frozen = False
-        self._target: int | None = None
-        self._cancelled = False
         self._changed = threading.Condition()
+        self.reset()
 
     def passed(self) -> None:
         """Count a step; when a stop is being agreed on, wait for its target and raise KeyboardInterrupt there."""
+        if threading.get_ident() != self._thread:
+            return  # one that reads ahead: it does not know where the loop is
+        self.pending = self.midway = False
         self.steps += 1
         if self._frozen:
             self._meet()
@@ -64,7 +73,11 @@ class StepBoundary:
     def reset(self) -> None:
         """A new cell starts."""
         with self._changed:
-            self.steps, self.begun, self._frozen, self._target, self._cancelled = 0, False, False, None, False
+            self.steps = self.made = 0
+            self.begun = self.midway = self.pending = self.stepping = False
+            self._frozen = self._cancelled = False
+            self._target: int | None = None
+            self._thread = threading.main_thread().ident
 
     def freeze(self) -> int | None:
         """Hold this rank at its next boundary. Returns the step it will be held at, None when it does not train in
@@ -75,6 +88,11 @@ class StepBoundary:
                 return None
             self._frozen = True
             return self.steps + 1
+
+    @property
+    def coming(self) -> bool:
+        """Whether this rank is in the middle of a step. Without one it may have been the last."""
+        return self.midway or self.pending
 
     def release(self, target: int | None) -> None:
         """Run on to step `target` and stop there; None gives the stop up (the rest of the ladder takes over)."""

@@ -69,8 +69,12 @@ class Step:
             RuntimeError: the loss has more than one element; weights in some micro-batches of a window only.
             TypeError: the loss is no tensor.
         """
-        if not step_boundary.begun:
-            step_boundary.begun = True
+        boundary = step_boundary
+        if boundary.pending:
+            boundary.passed()
+        boundary.midway = True
+        if not boundary.begun:
+            boundary.begun = True
             self._strategy.look_again()
         windows = self._windows
         window, late = windows.inside, None

@@ -218,10 +218,10 @@ def test_a_skipped_step_with_a_mocked_scaler(on_prepared: bool) -> None:
     model, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=1.0))
     bound = optimizer if on_prepared else optimizer.optimizer
     scheduler = accelerator.prepare(lr_scheduler.LambdaLR(bound, lambda step: 1.0 / (1 + step)))
-    before, skipped = step_boundary.steps, []
+    before, skipped = step_boundary.made, []
     rates = []
     for _ in range(3):
         rates += train(accelerator, model, optimizer, scheduler, [torch.ones(1, 1)] * 2)[1:]
         skipped.append(accelerator.optimizer_step_was_skipped)
     assert rates == [0.5, 0.5, pytest.approx(1 / 3)] and skipped == [False, True, False]
-    assert step_boundary.steps - before == 2 and own.weight.item() == 1.5
+    assert step_boundary.made - before == 2 and own.weight.item() == 1.5

@@ -37,6 +37,7 @@ from nbdist.data.options import Options
 from nbdist.data.sharded import OwnData, is_sharded
 from nbdist.data.source import Planned, Source
 from nbdist.data.stream import StreamSource
+from nbdist.state import step_boundary
 
 
 class Prepared:
@@ -313,6 +314,7 @@ def _deliver(inner: Iterable[Any], cursor: Cursor, inside: Inside) -> Iterator[A
     device = inside.options.device
     pinned = inside.original.pin_memory and device is not None and device.type == "cuda"
     non_blocking = inside.options.non_blocking or pinned
+    boundary = step_boundary
     try:
         if device is None and isinstance(inner, Planned):  # both layers in one, as most loaders have nothing between
             ragged, count = inner.ragged, inner.count
@@ -324,12 +326,16 @@ def _deliver(inner: Iterable[Any], cursor: Cursor, inside: Inside) -> Iterator[A
                 if live[-1] is not cursor:
                     _put_in_front(live, cursor)
                 yield batch
+                if boundary.pending:  # trained on, and all that goes with it
+                    boundary.passed()
         else:
             for batch in inner:
                 position.delivered += 1
                 if live[-1] is not cursor:
                     _put_in_front(live, cursor)
                 yield batch if device is None else send_to_device(batch, device, non_blocking=non_blocking)
+                if boundary.pending:
+                    boundary.passed()
         position.end()
     finally:
         if cursor in live:

@@ -14,7 +14,7 @@ from nbdist.launchers.pool import Pool
 from nbdist.launchers.reader import Event
 from nbdist.launchers.request import Request, Result, Screen
 from nbdist.launchers.shield import on_press
-from nbdist.launchers.stopping import Stop
+from nbdist.launchers.stopping import RESYNC, Stop, steps_apart
 from nbdist.shipping import Arrival, Parcel, Shipment
 from nbdist.shipping.link import Message
 
@@ -272,6 +272,10 @@ class CellRun:
         if error is None and failure is not None and not interrupted:
             first = self.raised.pop(failure.first["rank"], []) if failure.first is not None else []
             error = failures.raisable(failure, self.request.files, pool.home.raised(first) if first else None)
+        apart = steps_apart(self.done)
+        if error is not None and apart:
+            error.add_note(f"{apart}, so what they trained may be a step apart: {RESYNC}")
+        pool.apart = pool.apart or bool(apart) or (interrupted and self.stop is not None and self.stop.apart())
         self.over = True
         self._close_raised()
         if ended and self.arrival is not None and error is not None:
@@ -280,11 +284,8 @@ class CellRun:
         result = Result(self.arrival, error, failure, self.stop, notes, dict(shipment.left_out), interrupted, settings)
         if interrupted and failure is None and len(self.handled()) == len(self.ranks):
             result.interrupted, result.handled = False, True
-            if len({message["steps"] for message in self.done.values() if message["ran"]}) > 1:
-                notes.append(
-                    "Stop: the cell handled it and ran to its end on every rank, at different steps: `%distributed "
-                    "resync` writes rank 0's models and optimizers over the others"
-                )
+            if apart := steps_apart(self.done):
+                notes.append(f"Stop: the cell handled it and ran to its end on every rank; {apart}: {RESYNC}")
         return result
 
     def handled(self) -> list[int]:

@@ -107,6 +107,7 @@ def _nothing_said() -> Message:
             "repaired": False,
             "ran": None,
             "steps": 0,
+            "stepping": False,
             "groups": [],
             "group_count": 0,
             "status": None,

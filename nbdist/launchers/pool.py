@@ -53,6 +53,7 @@ class Pool:
         self.alive: set[int] = set()
         self.cells = 0  # run by these processes
         self.heals = 0  # of these processes
+        self.apart = False  # what they have trained may be a step apart: it was said, and not put right so far
         self.unsettled: Any = None  # the cell after which the ranks must be looked after before the next one
         self.busy = False
         self.last_used = time.monotonic()
@@ -110,7 +111,7 @@ class Pool:
         self.black_boxes = boxes
         self.links = links
         self._handles = [system.Handle(pid) for pid in self.pids]
-        self._told, self.cells, self.heals, self.unsettled = around, 0, 0, None
+        self._told, self.cells, self.heals, self.unsettled, self.apart = around, 0, 0, None, False
         self.alive = set(range(self.size))
         self.reader = Reader(links, pipes, self.mark)
         self.reader.late = self.late

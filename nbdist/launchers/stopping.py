@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbdist.launchers.failures import ranks_in_words
 from nbdist.shipping.link import Message
 from nbdist.shipping.wire import HARD_SIGNAL
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 WHOLE = 1.6  # seconds from the press until the cell is back
 AGREED = 0.8  # of these, for the ranks to meet at a step boundary
+AT_REST = 0.3  # ... when none of them is in the middle of a step: there may be no more
 AFTER_SIGNAL = 0.25
 AFTER_CUT = 0.2
 FOR_AN_ANSWER = 0.1
@@ -36,6 +38,31 @@ def in_step(told: Sequence[Message]) -> bool:
     if not groups:  # nothing ran
         return True
     return all(one == groups[0] for one in groups) and all(begun == ended for begun, ended in groups[0].values())
+
+
+def steps_apart(done: Mapping[int, Message]) -> str:
+    """What is to be said of ranks whose prepared optimizers have not made the same steps in a cell; "" if they have.
+
+    Args:
+        done: {rank: what it told at its end}.
+    """
+    ran = {rank: message for rank, message in sorted(done.items()) if message["ran"]}
+    made: dict[int, list[int]] = {}
+    for rank, message in ran.items():
+        made.setdefault(message["steps"], []).append(rank)
+    inside = [rank for rank, message in ran.items() if message["stepping"]]
+    if len(ran) < 2 or (len(made) < 2 and not inside):
+        return ""
+    told = []
+    if len(made) > 1:
+        counts = [f"{steps} on {ranks_in_words(ranks)}" for steps, ranks in made.items()]
+        told.append(f"optimizer steps made in this cell: {', '.join(counts)}")
+    if inside:
+        told.append(f"cut off inside an optimizer step: {ranks_in_words(inside)}")
+    return "; ".join(told)
+
+
+RESYNC = "`%distributed resync` writes rank 0's over the others"
 
 
 def _idle(status: dict[str, Any] | None) -> bool:
@@ -72,9 +99,13 @@ class Stop:
         told = [message for message in self.run.done.values() if message["ran"]]
         if not any(message["failure"] for message in told) and not self.run.running():
             return False  # every rank had run the cell to its end
-        if not any(message["steps"] for message in told) and all(_idle(message["status"]) for message in told):
-            return False  # no rank has trained or talked to another
-        return len({message["steps"] for message in told}) > 1 or not in_step(told)
+        if steps_apart(self.run.done):
+            return True
+        if any(message["steps"] for message in told):
+            return False  # prepared optimizers count: all ranks have made the same steps, wherever they are now
+        if all(_idle(message["status"]) for message in told):
+            return False  # no rank has talked to another
+        return not in_step(told)
 
     def _left(self) -> float:
         return WHOLE - (time.monotonic() - self._start)
@@ -145,13 +176,14 @@ class Stop:
         run = self.run
         running = self._ranks()
         answers = run.ask(running, "freeze", FOR_AN_ANSWER)
-        steps = [answers.get(rank) for rank in running]
+        told = [answers.get(rank, (None, False)) for rank in running]
+        steps = [step for step, _ in told]
         if running != run.ranks or any(step is None for step in steps):
             run.pool.send(running, "release", target=None)
             return False
         self.agreed_on = max(step for step in steps if step is not None)
         run.pool.send(running, "release", target=self.agreed_on)
-        if self._wait(AGREED, "agreed"):
+        if self._wait(AGREED if any(coming for _, coming in told) else AT_REST, "agreed"):
             return True
         self.agreed_on = None
         run.pool.send(self._ranks(), "release", target=None)

@@ -37,7 +37,7 @@ class Gate:
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
-    """Steps the user's optimizer at the boundary of an accumulation window, then passes the step boundary, where ranks
+    """Steps the user's optimizer at the boundary of an accumulation window, then tells the step boundary, where ranks
     can agree to stop. Inside of a window `step` and `zero_grad` do nothing.
 
     Groups, state, defaults, hooks and everything else are the inner optimizer's own; `optimizer` is that very object.
@@ -52,7 +52,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.step_was_skipped = False
         self._gate = Gate() if gate is None else gate
         self._trains = False  # looked at, and made for parameters that are trained
-        self._passed = step_boundary.passed
         doubt()
 
     def attend(self, gate: Any) -> None:
@@ -77,14 +76,18 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 window.settle()
         if not self._trains and gate.began and closure is None:
             self._look()
+        boundary = step_boundary
+        boundary.stepping = True
         if gate.scaler is None:
             result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         else:
             result, self.step_was_skipped = gate.scaler.step(self.optimizer, closure)
+        boundary.stepping = False
         if window is not None:
             window.count = 0  # nothing is left that could be dropped
         if not self.step_was_skipped:
-            self._passed()
+            boundary.made += 1
+            boundary.pending = True
         return result
 
     def _look(self) -> None:

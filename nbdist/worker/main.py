@@ -162,8 +162,9 @@ class Rank:
         elif kind == "status":
             self.link.send("status", query=message["query"], answer=self._status())
         elif kind == "freeze":
-            step = state.step_boundary.freeze() if self.interrupts.running else None
-            self.link.send("frozen", query=message["query"], answer=step)
+            boundary = state.step_boundary
+            step = boundary.freeze() if self.interrupts.running else None
+            self.link.send("frozen", query=message["query"], answer=(step, boundary.coming))
         elif kind == "release":
             if message["target"] is not None:
                 self.interrupts.asked = True

@@ -189,7 +189,8 @@ def _done(
             handled=rank.interrupts.handled,
             repaired=rank.repaired,
             ran=cell["runs"],
-            steps=state.step_boundary.steps,
+            steps=state.step_boundary.made,
+            stepping=state.step_boundary.stepping,
             groups=[tuple(group) for group in rank.groups.known()],  # plain: the notebook may not have torch
             group_count=rank.groups.count(),
             status=rank.groups.status() if told or rank.interrupts.asked else None,
