@@ -55,10 +55,38 @@ class Split:
         """All ranks' results in the order of the inputs, without those of padding; on every rank. All ranks call it.
 
         Args:
-            results: one for each of this rank's items, in order: anything that can be iterated.
+            results: one for each of this rank's items, in order: anything that can be iterated. Or the same number for
+                each item, on all ranks; then all of them.
+
+        Raises:
+            TypeError: they cannot be iterated, or have no order. DistributedOperationException: they are more or fewer
+                than that. Both on all ranks.
         """
         state.current()
-        return [one for some in messages.agree("gather of a split", list(results)[: self.real]) for one in some]
+        error, mine = None, []
+        try:
+            mine = _listed(results)
+        except Exception as raised:  # what computes them as they are taken may fail too; the others wait for them
+            error = raised
+        told = None if error is None else f"{type(error).__name__}: {error}"
+        answers = messages.agree("gather of a split", (told, mine, self.real, self.real + self._padding))
+        if error is not None:
+            raise error
+        failed = [(rank, told) for rank, (told, *_) in enumerate(answers) if told is not None]
+        if failed:
+            raise messages.echo("rank {} has no results: {}".format(*failed[0]))
+        counts = [(len(some), real, size) for _, some, real, size in answers]
+        each = _each(counts)
+        if each is None:
+            listed = "; ".join(
+                f"rank {rank} has {_many(given, 'result')} for {_many(real, 'item')}"
+                for rank, (given, real, _) in enumerate(counts)
+            )
+            raise messages.DistributedOperationException(
+                f"gather of a split takes one result for each item, or the same number for each: {listed}. For any "
+                "number of them, use nbdist.utils.gather_object(results)"
+            )
+        return [one for _, some, real, _ in answers for one in some[: real * each]]
 
     def _take(self, values: Any) -> Any:
         end = self.start + self.real
@@ -73,6 +101,33 @@ class Split:
             return Subset(values, rows)
         part = values[self.start : end]
         return _padded(part, values[-1:], self._padding) if self._padding else part
+
+
+def _listed(results: Any) -> list[Any]:
+    if isinstance(results, str | bytes | Mapping | set | frozenset):
+        told = "its items are no results, one for each item of the inputs, in order"
+    elif not hasattr(results, "__iter__") and not hasattr(results, "__getitem__"):
+        told = "it cannot be iterated"
+    else:
+        return list(results)
+    raise TypeError(f"gather of a split takes this process's results in a list; this is {results!r:.200}: {told}")
+
+
+def _each(counts: list[tuple[int, int, int]]) -> int | None:
+    """How many results there are for each item; None when they do not fit.
+
+    Args:
+        counts: of each rank, its results, its real items, and all its items.
+    """
+    for sizes in ([size for _, _, size in counts], [real for _, real, _ in counts]):  # with those of padding, without
+        each = max((given // size for (given, _, _), size in zip(counts, sizes, strict=True) if size), default=1)
+        if all(given == each * size for (given, _, _), size in zip(counts, sizes, strict=True)):
+            return each
+    return None
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _padded(part: Any, last: Any, times: int) -> Any:

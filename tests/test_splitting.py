@@ -44,17 +44,47 @@ def _split(rank: int, ranks: int) -> dict[str, Any]:
         found["SP3"] = mine
     with (split := accelerator.split_between_processes(list(range(5)), apply_padding=True)) as mine:
         found["in order"] = split.gather(one * 10 for one in mine)
+        found["twice each"] = split.gather([[one, ago] for one in mine for ago in "ab"])
+        found["no padding"] = split.gather([one for one in mine for _ in "ab"][: 2 * split.real])
+
+        def failing() -> Any:
+            yield from mine[1:]
+            if rank:
+                raise ZeroDivisionError("here")
+            yield 1
+
+        for name, results in {
+            "many": mine * (1 + rank),
+            "few": mine[: 2 - rank],
+            "None": None if rank else mine,
+            "fails": failing(),
+        }.items():
+            try:
+                split.gather(results)
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
     return found
 
 
 @pytest.mark.ranks
 def test_two_ranks() -> None:
-    """SP1, SP2 and SP3; results in order without those of padding."""
+    """SP1, SP2 and SP3; results in order without those of padding; what does not fit is told on both."""
     first, second = run_ranks(_split, 2)
     assert (first["SP1"], second["SP1"]) == (((1, 2), 2), ((3, 3), 1))
     assert first["SP2"] == second["SP2"] == ["0", "1", "2", "3"]
     assert (first["SP3"], second["SP3"]) == ([7], [])
     assert first["in order"] == second["in order"] == [0, 10, 20, 30, 40]
+    for found in (first, second):
+        assert found["twice each"] == [[one, ago] for one in range(5) for ago in "ab"]
+        assert found["no padding"] == [one for one in range(5) for _ in "ab"]
+    told = "gather of a split takes one result for each item, or the same number for each: rank 0 has {} for 3 items; "
+    for name, few, many in (("many", "3 results", "6 results"), ("few", "2 results", "1 result")):
+        whole = f"DistributedOperationException: {told.format(few)}rank 1 has {many} for 2 items. For any"
+        assert first[name].startswith(whole) and first[name] == second[name]
+    assert first["None"].startswith("RuntimeError: rank 1 has no results: TypeError: gather of a split takes")
+    assert second["None"].endswith("this is None: it cannot be iterated")
+    assert first["fails"] == f"RuntimeError: rank 1 has no results: {second['fails']}"
+    assert second["fails"] == "ZeroDivisionError: here"
 
 
 def test_each_keeps_its_type() -> None:
