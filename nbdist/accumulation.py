@@ -104,6 +104,8 @@ class Accumulation:
                 if one is not None:
                     one.position.used = True
             cursor = by
+            if weight is None and not cursor.total:
+                weight = cursor.local
         if weight is not None:
             return self.weights.share(weight, cursor is None or cursor.local > 0)
         return 1.0 if cursor is None else cursor.local * self.weights.ranks / cursor.total

@@ -230,7 +230,7 @@ INTERFACES: tuple[Interface, ...] = (
     Interface(
         "torch",
         "_iterator _IterableDataset_len_called",
-        "nbdist/data/loader.py",
+        "nbdist/data/loader.py nbdist/data/inside.py",
         "attributes of a DataLoader that belong to one process and are not taken into the prepared one",
         "names that are not there are passed over",
         self_tests.loader_attributes,

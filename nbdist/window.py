@@ -209,6 +209,8 @@ class Window:
         of, cursor = self._of, self._by
         of.began = True
         weights = of.weights
+        if weight is None and cursor is not None and not cursor.total:  # what the other ranks have, only they can tell
+            weight = cursor.local if self._slices == 1 else cursor.local / self._expected()
         if self._only:
             self._weighed = True
             if weight is not None:  # each of several backward calls is weighed by itself, and they add up

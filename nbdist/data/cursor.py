@@ -48,9 +48,9 @@ class Position:
 class Cursor:
     """The batch in hand of one running iterator.
 
-    `local` and `total`: its real rows on this rank, and on all ranks. `step`: its number in the epoch, from 0. `last`:
-    it is known to be the last one; all ranks know the same. `above`: the iterator whose batch was in hand when this one
-    was made.
+    `local` and `total`: its real rows on this rank, and on all ranks; a total of 0 is not known. `step`: its number
+    in the epoch, from 0. `last`: it is known to be the last one; all ranks know the same. `above`: the iterator whose
+    batch was in hand when this one was made.
     """
 
     __slots__ = ("above", "last", "local", "plan", "position", "step", "total")

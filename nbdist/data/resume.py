@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from nbdist.data.cursor import Position
 
 if TYPE_CHECKING:
-    from nbdist.data.loader import Inside
+    from nbdist.data.inside import Inside
 
 KINDS = {
     "samples": "a dataset with indices",

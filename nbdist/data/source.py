@@ -133,7 +133,10 @@ class Source:
                 order = list(sampler)
             if all(type(index) is int for index in order[:1]):
                 order = numpy.asarray(order)
-        return FlatPlan(order, self.batch, self.rank, self.ranks, self.drop_last, self.copies)
+        plan = FlatPlan(order, self.batch, self.rank, self.ranks, self.drop_last, self.copies)
+        if self._loader.batch_sampler is None:
+            plan.ragged = 0  # an item of the dataset may be anything: each step is counted
+        return plan
 
     def steps(self) -> int:
         """Batches an epoch, on every rank; TypeError when the user's sampler has no length."""

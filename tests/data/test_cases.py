@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 from nbdist import Accelerator, DataLoaderConfiguration, set_seed
+from nbdist.data.delivering import rows_of
 from nbdist.data.loader import prepare_loader
 from nbdist.data.move import CopyAhead
 from nbdist.data.options import Options
@@ -35,12 +36,13 @@ def taken(accelerator: Accelerator, loader: Any, take: int | None = None) -> lis
 def trained(accelerator: Accelerator, loader: Any) -> tuple[int, int, float]:
     """Steps, those that were real here, and the weight after them."""
     model = linear_at_zero()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), loader)
     steps = real = 0
     for batch in loader:
-        accelerator.backward(-model(batch).mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        with accelerator.accumulate(model):
+            accelerator.backward(-model(batch).mean())
+            optimizer.step()
+            optimizer.zero_grad()
         steps, real = steps + 1, real + bool(accelerator._live[-1].local)
     return steps, real, accelerator.unwrap_model(model).weight.item()
 
@@ -78,6 +80,12 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
     told["split own"] = taken(
         splitting, splitting.prepare(DataLoader(range(6), batch_sampler=[[0, 1, 2], [3], [4, 5]]))
     )
+    rows = [torch.full((3, 1), 5.0), torch.ones(1, 1), torch.full((2, 1), 2.0)]
+    told["unbatched"] = [
+        trained(Accelerator(gradient_accumulation_steps=steps), DataLoader(data, batch_size=None))[2]
+        for data in (rows, Stream(rows))
+        for steps in (1, 3)
+    ]
     torch.manual_seed(rank)
     shuffled = DataLoader(range(8), shuffle=True, generator=torch.Generator().manual_seed(100 + rank))
     told["seeds"] = [row for rows, *_ in taken(accelerator, accelerator.prepare(shuffled)) for row in rows]
@@ -120,6 +128,7 @@ def test_loaders_on_two_ranks() -> None:
     assert (first["dl5"], second["dl5"]) == ((2, 2, 2.0), (2, 1, 2.0))
     assert (first["dl6"], second["dl6"]) == ([(1, 2), (1, 2)], [(1, 3), (1, 3)])
     assert first["me3"] == second["me3"] == list(range(9))
+    assert first["unbatched"] == second["unbatched"] == pytest.approx([4 + 2, 20 / 6] * 2)
     assert first["empty"] == second["empty"] == [[], [], []]
     for name in ("split", "split stream"):
         last = name == "split"  # of a stream it is not known unless windows are asked for
@@ -154,8 +163,26 @@ def test_loaders_alone() -> None:
     told = views(0, 1)
     assert told["dl3"] == [([0], 1, 1, True)] and told["dl5"] == (3, 3, 3.0)
     assert told["dl6"] == [(1, 2), (1, 3)] * 2 and told["me3"] == list(range(9)) and told["empty"] == [[], [], []]
+    assert told["unbatched"] == pytest.approx([5 + 1 + 2, 20 / 6] * 2)
     assert [rows for rows, *_ in told["split"]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert told["again"] == told["drawn"][0] != told["drawn"][1]
+
+
+def test_the_rows_of_a_batch_that_came_whole() -> None:
+    four = torch.ones(4, 2)
+    for batch, rows in [
+        (four, 4),
+        ((four, torch.ones(4)), 4),
+        ({"x": four, "y": numpy.ones(4), "texts": ["a"]}, 4),
+        ((four, ["a", "b"], None), 4),
+        (["a", "b"], 2),
+        ((four, 3), 1),
+        ((four, torch.tensor(3)), 1),
+        ((four, torch.ones(3)), 1),
+        ("text", 1),
+        (torch.ones(0, 2), 0),
+    ]:
+        assert rows_of(batch) == rows, batch
 
 
 def test_batches_that_cannot_be_split() -> None:

@@ -87,9 +87,10 @@ def loaders(rank: int) -> dict[str, DataLoader]:
 
 def views(rank: int, ranks: int) -> dict[str, Any]:
     dispatching = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    reading = Accelerator()
     told: dict[str, Any] = {}
     for (name, dispatched), usual in zip(loaders(rank).items(), loaders(0).values(), strict=True):
-        for how, accelerator, loader in (("sent", dispatching, dispatched), ("read", Accelerator(), usual)):
+        for how, accelerator, loader in (("sent", dispatching, dispatched), ("read", reading, usual)):
             set_seed(2)
             prepared = accelerator.prepare(loader)
             told[f"{name}: {how}"] = [taken(accelerator, prepared) for _ in range(2)]
