@@ -163,6 +163,15 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
+        "_ddp_params_and_buffers_to_ignore",
+        "nbdist/strategies/likeness.py",
+        "what DDP is told to leave out may differ between the ranks",
+        "it must be alike too",
+        self_tests.left_out,
+        "",
+    ),
+    Interface(
+        "torch",
         "_foreach_mul_",
         "nbdist/strategies/base.py",
         "gradients are scaled in one call",

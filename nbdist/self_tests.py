@@ -119,6 +119,15 @@ def sync_states() -> None:
     assert wanted <= set(inspect.signature(_sync_module_states).parameters)
 
 
+def left_out() -> None:
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = nn.Linear(1, 1)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["bias"])
+    assert model._ddp_params_and_buffers_to_ignore == ["bias"]
+
+
 def foreach() -> None:
     import torch
 

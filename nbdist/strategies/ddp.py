@@ -20,9 +20,9 @@ import torch.distributed as dist
 import torch.distributed.utils as dist_utils
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist import messages, views
+from nbdist import views
 from nbdist.state import DistributedType, Process
-from nbdist.strategies import compression, replica
+from nbdist.strategies import compression, likeness, replica
 from nbdist.strategies.base import Strategy, Through, as_it_is
 from nbdist.strategies.repair import ARMED, can, can_repair, forget, reduced, repair, track, trainable, wrappers
 from nbdist.strategies.watch import WATCH, be_told, doubt, trained, watch
@@ -86,8 +86,12 @@ class DDP(Strategy):
         A module has one wrapper, whoever made it: one that is wrapped already, or whose wrapper is still alive, keeps
         it. Only where the wrapper came from a strategy with other options, or for ranks that are gone, it gets a new
         one.
+
+        Raises:
+            DistributedOperationException: the ranks' models differ, see `nbdist.strategies.likeness`.
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
+            likeness.agree(model, False)
             if self.process.world_size > 1:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor.detach(), src=0)
@@ -100,7 +104,7 @@ class DDP(Strategy):
             model = views.bare(inner.module)
         alive = [one for one in _wrappers(model) if self._fits(one) and _is_current(one)]
         # A wrapper that nobody holds may be gone on one rank and not yet on another.
-        if all(messages.agree("prepare", bool(alive))):
+        if all(likeness.agree(model, bool(alive))):
             self._take_over(alive[0], through(model))
             return alive[0]
         for old in _wrappers(model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -136,6 +137,46 @@ def test_a_loss_that_weighs_nothing_adds_zeros_in_every_engine() -> None:
         assert len(found) == 11
         for way, gradient in found.items():
             assert _close(gradient, _gradients(own)), way
+
+
+def _unlike(rank: int, ranks: int) -> list[str]:
+    """Pairs of models, one for each rank."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from nbdist import Accelerator
+
+    accelerator = Accelerator()
+    frozen = nn.Linear(2, 3).requires_grad_(False)
+    told = []
+    for pair in (
+        (nn.Linear(2, 3), nn.Linear(2, 3).double()),
+        (nn.Linear(2, 3), nn.Linear(3, 3)),
+        (nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3))),
+        (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Sequential(nn.Linear(2, 3))),
+        (frozen, nn.Linear(2, 3)),
+        [nn.Sequential(OrderedDict((name, nn.Linear(1, 1)) for name in names)) for names in ("ab", "ba")],
+    ):
+        try:
+            accelerator.prepare(pair[rank])
+        except ValueError as error:
+            told.append(str(error).split(". ")[1])
+    left_out = nn.Sequential(nn.Linear(2, 3 + rank, bias=False), nn.Linear(1, 1))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(left_out, ["0.weight"])
+    accelerator.prepare(left_out)
+    return told
+
+
+def test_models_that_differ_between_the_ranks_are_told_on_all_of_them() -> None:
+    one, other = run_ranks(_unlike, 2)
+    assert one == other
+    assert one == [
+        "weight: rank 0 has float32 (3, 2), trained; rank 1 has float64 (3, 2), trained",
+        "weight: rank 0 has float32 (3, 2), trained; rank 1 has float32 (3, 3), trained",
+        "0.weight: rank 0 has nothing of that name; rank 1 has float32 (3, 2), trained",
+        "1.weight: rank 0 has float32 (3,), trained; rank 1 has nothing of that name",
+        "weight: rank 0 has float32 (3, 2); rank 1 has float32 (3, 2), trained",
+        "Their order: rank 0 has a.weight; rank 1 has b.weight",
+    ]
 
 
 def _other_things(rank: int, ranks: int) -> dict[str, Any]:
