@@ -167,7 +167,7 @@ def _feed(loader: DataLoader, options: Options, seed: Callable[[], int]) -> Feed
     source = Source(loader, options, seed)
     if source.sharded and options.ranks > 1:
         note = "this loader has a DistributedSampler, so it is sharded already: prepare() leaves its samples alone"
-        warnings.warn(note, stacklevel=5)
+        warnings.warn(note, stacklevel=messages.depth())
     elif dispatched:
         return DispatchedRows(loader, options, seed)
     return source

@@ -19,7 +19,6 @@ the process's own generators.
 from __future__ import annotations
 
 import copy
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -27,12 +26,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from nbdist import messages
 from nbdist.data import resume
 from nbdist.data.cursor import Cursor, Position
 from nbdist.data.delivering import delivered
 from nbdist.data.inside import Inside, generator
 from nbdist.data.numbers import Numbers
-from nbdist.data.options import Options
+from nbdist.data.options import Options, whole_number
+from nbdist.shipping.errors import article
 
 
 class Prepared:
@@ -63,13 +64,7 @@ class Prepared:
             ValueError: it is not a whole number of at least 0.
         """
         position = self._nb.position
-        try:
-            number = operator.index(epoch)
-        except TypeError:
-            number = -1
-        if number < 0:
-            raise ValueError(f"set_epoch: the epoch is {epoch!r}; it must be a whole number of at least 0")
-        epoch = number
+        epoch = whole_number(epoch, "set_epoch: the epoch is")
         if epoch != position.epoch or position.used:
             position.resume(epoch, 0)
         source: Any = self._nb.source
@@ -170,8 +165,13 @@ def prepare_loader(
         numbers: of the loaders that report to `live`. Default: it has the number 0.
 
     Raises:
-        ValueError: its batches cannot be split as the options ask, or not be dispatched.
+        ValueError: its batches cannot be split as the options ask, or not be dispatched. TypeError: it is no DataLoader.
     """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"prepare_data_loader takes a torch DataLoader; this is {article(type(loader).__name__)}: "
+            f"{loader!r:.200}. Put it into one: DataLoader(data, batch_size=...)"
+        )
     later: dict[str, Any] = {}
     if isinstance(loader, Prepared):
         old = loader._nb
@@ -187,7 +187,7 @@ def prepare_loader(
         warnings.warn(
             "in_order=False has no effect on a prepared loader: the ranks take each step together, so its batches "
             "come in their order",
-            stacklevel=3,
+            stacklevel=messages.depth(),
         )
     return prepared
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,24 @@ from typing import Any
 
 def never() -> bool:
     return False
+
+
+def whole_number(value: Any, told: str) -> int:
+    """The value as an int.
+
+    Args:
+        told: how the error begins, up to the value.
+
+    Raises:
+        ValueError: it is not a whole number of at least 0.
+    """
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{told} {value!r}; it must be a whole number of at least 0")
+    return number
 
 
 @dataclass(frozen=True)

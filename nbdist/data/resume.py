@@ -7,9 +7,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from nbdist.data.cursor import Position
+from nbdist.data.options import whole_number
+from nbdist.shipping.errors import article
 
 if TYPE_CHECKING:
     from nbdist.data.inside import Inside
@@ -59,6 +61,8 @@ def load(inside: Inside, state: dict[str, Any]) -> None:
             f"this is no state of a prepared loader: it has no {', '.join(absent)} (it has: "
             f"{', '.join(map(str, state)) or 'nothing'}). Load what state_dict() of a prepared loader returned"
         )
+    for name in ("epoch", "delivered"):
+        whole_number(state[name], f"this is no state of a prepared loader: its {name!r} is")
     if state["kind"] != source.kind:
         theirs, ours = (KINDS.get(kind, kind) for kind in (state["kind"], source.kind))
         raise ValueError(f"this state is of a loader over {theirs}; this one is over {ours}. Load it into its own kind")
@@ -74,6 +78,11 @@ def load(inside: Inside, state: dict[str, Any]) -> None:
         raise ValueError(
             f"this state is of a loader over {state['rows']} {what}; this one has {rows}, and their order would be "
             "another one. Load it into a loader over the same dataset"
+        )
+    if rows is not None and state["delivered"] > (steps := -(-rows // state["stride"])):
+        raise ValueError(
+            f"this state is {state['delivered']} batches into its epoch, and of {rows} in steps of {state['stride']} "
+            f"there are {steps}. Load what state_dict() of a prepared loader returned"
         )
     delivered = _delivered(inside, state)
     inside.position.resume(state["epoch"], delivered)
@@ -160,13 +169,20 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
             All ranks do it alike.
         num_batches: how many are left out (of a prepared loader: on each rank), counted from the epoch's start.
 
+    Raises:
+        TypeError: it is no DataLoader. ValueError: the number is not a whole one of at least 0.
+
     Returns:
         A loader of the same class. Its second pass leaves nothing out.
     """
     from nbdist.data.loader import Prepared, prepare_loader
 
-    if num_batches < 0:
-        raise ValueError(f"num_batches is {num_batches}; it is how many batches are left out")
+    num_batches = whole_number(num_batches, "skip_first_batches: num_batches is")
+    if not isinstance(dataloader, DataLoader):
+        raise TypeError(
+            f"skip_first_batches takes a DataLoader, prepared or plain; this is {article(type(dataloader).__name__)}: "
+            f"{dataloader!r:.200}. Of anything else, itertools.islice(batches, {num_batches}, None) leaves them out"
+        )
     if isinstance(dataloader, Prepared):
         old = dataloader._nb
         again = prepare_loader(dataloader, old.live, old.options, old.position)

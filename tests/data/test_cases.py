@@ -306,9 +306,10 @@ def test_what_the_user_gave_is_kept() -> None:
 
 
 def test_batches_come_in_order() -> None:
-    with pytest.warns(UserWarning, match="in_order=False has no effect"):
-        loader = prepare(DataLoader(range(9), batch_size=2, num_workers=2, in_order=False))
+    with pytest.warns(UserWarning, match="in_order=False has no effect") as told:
+        loader = Accelerator().prepare(DataLoader(range(9), batch_size=2, num_workers=2, in_order=False))
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+    assert told[0].filename == __file__  # the user's own line
 
 
 def test_a_class_whose_iter_calls_no_other() -> None:

@@ -172,6 +172,11 @@ def test_states_of_other_loaders_are_refused() -> None:
     state = loader.state_dict()
     with pytest.raises(ValueError, match=r"no kind, rows, stride \(it has: epoch, delivered, seed\)"):
         loader.load_state_dict({"epoch": 1, "delivered": 2, "seed": 0})
+    for name, value in (("epoch", -1), ("delivered", "1"), ("delivered", -2)):
+        with pytest.raises(ValueError, match=f"its '{name}' is {value!r}; it must be a whole number of at least 0"):
+            loader.load_state_dict(state | {name: value})
+    with pytest.raises(ValueError, match="99 batches into its epoch, and of 16 in steps of 2 there are 8"):
+        loader.load_state_dict(state | {"delivered": 99})
     with pytest.raises(TypeError, match=r"no state of a prepared loader: None\. Load what state_dict\(\)"):
         loader.load_state_dict(None)
     with pytest.raises(ValueError, match="over 16 samples; this one has 20"):
@@ -243,8 +248,13 @@ def test_skipping_is_one_pass_and_fetches_nothing_in_vain() -> None:
     assert loader.state_dict()["epoch"] == 1 and len(rest) == 5 and len(rows_of(rest)) == 5
     assert len(rows_of(loader)) == 5 and loader.state_dict()["epoch"] == 3
     assert rows_of(skip_first_batches(loader, 9)) == [] and rows_of(skip_first_batches(loader)) == rows_of(loader)
-    with pytest.raises(ValueError, match="num_batches is -1"):
-        skip_first_batches(loader, -1)
+    for wrong in (-1, "1", None):
+        with pytest.raises(ValueError, match=rf"^skip_first_batches: num_batches is {wrong!r}; it must be a whole"):
+            skip_first_batches(loader, wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"takes a DataLoader, prepared or plain; this is a list: \[1, 2\]"):
+        skip_first_batches([1, 2], 1)
+    with pytest.raises(TypeError, match=r"^prepare_data_loader takes a torch DataLoader; this is a list: \[1, 2\]"):
+        accelerator.prepare_data_loader([1, 2])  # type: ignore[arg-type]
 
 
 def test_skipping_in_the_epoch_that_training_left() -> None:
