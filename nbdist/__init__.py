@@ -21,6 +21,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nbdist import logging as logging
+    from nbdist import utils as utils
     from nbdist.accelerator import Accelerator as Accelerator
     from nbdist.batch_size import find_executable_batch_size as find_executable_batch_size
     from nbdist.data.resume import skip_first_batches as skip_first_batches
@@ -63,9 +65,12 @@ _HOME_OF = {
     "synchronize_rng_states": "nbdist.rng",
 }
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605
+_MODULES = ("logging", "utils")  # there after a bare `import nbdist`
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise import_module("nbdist.later").missing(__name__, name, __all__)
@@ -76,7 +81,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 def load_ipython_extension(shell: Any) -> None:

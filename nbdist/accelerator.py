@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from nbdist import arguments, state, strategies
+from nbdist import arguments, checks, later, state, strategies
 from nbdist.accumulation import Accumulation
 from nbdist.data import loader as loaders
 from nbdist.data.cursor import Cursor
@@ -29,7 +29,7 @@ from nbdist.kwargs import (
 )
 from nbdist.models import Models
 from nbdist.nested import inside, replaced
-from nbdist.processes import PartialState
+from nbdist.processes import AcceleratorState
 from nbdist.scheduler import PreparedScheduler, is_scheduler
 from nbdist.shipping.exporters import register_exporter
 from nbdist.state import DistributedType
@@ -43,64 +43,84 @@ class Accelerator(Models, Step, Helpers):
 
     Args:
         device_placement: bring models and batches to this rank's device. Default True.
-        cpu: stay on the CPU, whatever devices there are.
         split_batches: a loader's batch size is that of all ranks together. Default False: it is a rank's.
+        mixed_precision: in what prepared models compute: "no", "bf16" or "fp16". Default: the environment variable
+            ACCELERATE_MIXED_PRECISION (`%%distributed --mixed-precision`, `notebook_launcher`), else "no".
+        gradient_accumulation_steps: micro-batches that make one optimizer step, see `accumulate`. Default 1; the
+            environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS of a launcher comes first.
+        cpu: stay on the CPU, whatever devices there are.
         dataloader_config: how loaders are prepared, a `DataLoaderConfiguration`.
         rng_types: no effect: the order of prepared loaders is a function of (seed, epoch).
         project_dir: the project's folder; for logs too, unless `project_config` names another.
         project_config: a `ProjectConfiguration`.
-        mixed_precision: in what prepared models compute: "no", "bf16" or "fp16". Default: the environment variable
-            ACCELERATE_MIXED_PRECISION (`%%distributed --mixed-precision`, `notebook_launcher`), else "no".
-        output_dtype: what prepared models give under mixed precision: "float32" (default), or "keep" what they have.
+        gradient_accumulation_plugin: the same as gradient_accumulation_steps with more options.
+        step_scheduler_with_optimizer: False: a scheduler steps at each call, whatever its optimizer does.
+        kwargs_handlers: options for what lies underneath, at most one of each class of `nbdist.kwargs` that ends in
+            Kwargs.
         dynamo_backend: compile prepared models with this backend of torch.compile. Default: the environment variable
             ACCELERATE_DYNAMO_BACKEND, else "no".
         dynamo_plugin: the same with more options, a `TorchDynamoPlugin`.
-        kwargs_handlers: options for what lies underneath, at most one of each class of `nbdist.kwargs` that ends in
-            Kwargs.
+        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, deepspeed_plugins,
+            parallelism_config: not available yet, but for None.
+        output_dtype: what prepared models give under mixed precision: "float32" (default), or "keep" what they have.
         strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
-        gradient_accumulation_steps: micro-batches that make one optimizer step, see `accumulate`. Default 1; the
-            environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS of a launcher comes first.
-        gradient_accumulation_plugin: the same with more options.
-        step_scheduler_with_optimizer: False: a scheduler steps at each call, whatever its optimizer does.
 
     Raises:
-        TypeError: an argument that nobody knows, or one without its name. NotImplementedError: one of Accelerate's that
-            is not available yet. ValueError: a value that an argument does not take. RuntimeError: the device lacks
-            the precision.
+        TypeError: an argument that nobody knows, or a value of a wrong kind. NotImplementedError: one that is not
+            available yet. ValueError: a value that an argument does not take. RuntimeError: the device lacks the
+            precision.
     """
 
     def __init__(
         self,
-        *positional: Any,
-        device_placement: bool = True,
+        device_placement: bool = True,  # in Accelerate's order
         split_batches: bool = False,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int = 1,
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: None = None,
+        fsdp_plugin: None = None,
+        torch_tp_plugin: None = None,
+        megatron_lm_plugin: None = None,
         rng_types: list[Any] | None = None,
+        log_with: None = None,
         project_dir: str | os.PathLike[str] | None = None,
         project_config: ProjectConfiguration | None = None,
-        mixed_precision: str | None = None,
-        output_dtype: str = "float32",
-        dynamo_backend: str | None = None,
-        dynamo_plugin: TorchDynamoPlugin | None = None,
-        kwargs_handlers: list[Any] | None = None,
-        strategy: str | None = None,
-        gradient_accumulation_steps: int = 1,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
-        **later: Any,
+        kwargs_handlers: list[Any] | None = None,
+        dynamo_backend: str | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        deepspeed_plugins: None = None,
+        parallelism_config: None = None,
+        *,
+        output_dtype: str = "float32",
+        strategy: str | None = None,
+        **unknown: Any,
     ) -> None:
-        arguments.refuse_positional(positional)
-        arguments.refuse_later(later)
+        arguments.refuse_unknown(unknown, type(self))
+        arguments.refuse_later(
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            log_with=log_with,
+            deepspeed_plugins=deepspeed_plugins,
+            parallelism_config=parallelism_config,
+        )
+        cpu = checks.flag(cpu, "Accelerator: cpu")
         handlers = arguments.Handlers(kwargs_handlers)
         self._handlers = handlers
-        self.state = PartialState(cpu, **arguments.given(handlers.get(InitProcessGroupKwargs)))
+        self.state = AcceleratorState(cpu, **arguments.given(handlers.get(InitProcessGroupKwargs)))
         self.project_configuration = arguments.project(project_dir, project_config)
+        self.rng_types = rng_types
         arguments.note_rng_types(rng_types)
-        self.device_placement = device_placement
+        self.device_placement = checks.flag(device_placement, "Accelerator: device_placement", True)
         self._loading = arguments.loading(dataloader_config, split_batches)
         self._process = state.current(cpu)
         self._compute(mixed_precision, output_dtype, dynamo_backend, dynamo_plugin)
+        self.state.mixed_precision = self.mixed_precision
         self._strategy = _strategy(strategy, self._process, handlers)
         self._live: list[Cursor | None] = [None]  # running iterators of prepared loaders, the newest last
         self._numbers = Numbers()
@@ -108,7 +128,9 @@ class Accelerator(Models, Step, Helpers):
         weights = Weights(self._strategy.data_parallel_size, self._process.device)
         self._windows = Accumulation(self._strategy, weights, self._live, **options)
         self._scale()
-        self._step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.step_scheduler_with_optimizer = checks.flag(
+            step_scheduler_with_optimizer, "Accelerator: step_scheduler_with_optimizer", True
+        )
         # What optimizers and schedulers were prepared to, by the identity of the user's own, which it keeps alive.
         self._prepared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -133,7 +155,12 @@ class Accelerator(Models, Step, Helpers):
         Returns:
             One object for one argument, else a tuple in the order of the arguments.
         """
-        placement = device_placement or [self.device_placement] * len(args)
+        placement = [self.device_placement] * len(args)
+        if device_placement is not None:
+            checks.kind(device_placement, list | tuple, "prepare: device_placement", "a list, with a bool for each")
+            placement = [
+                checks.flag(one, "prepare: device_placement", self.device_placement) for one in device_placement
+            ]
         if len(placement) != len(args):
             raise ValueError(f"device_placement has {len(placement)} entries for {len(args)} arguments")
         done: dict[int, Any] = {}
@@ -163,7 +190,13 @@ class Accelerator(Models, Step, Helpers):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> PreparedOptimizer:
-        """The optimizer, bound to the prepared parameters and with the step boundary behind its `step`."""
+        """The optimizer, bound to the prepared parameters and with the step boundary behind its `step`.
+
+        Args:
+            optimizer: any of torch.optim, or derived from it.
+            device_placement: no effect: what an optimizer holds is where its parameters are.
+        """
+        checks.kind(optimizer, torch.optim.Optimizer, "prepare_optimizer: optimizer", "a torch.optim.Optimizer")
         prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else self._prepared.get(id(optimizer))
         if prepared is None:
             prepared = PreparedOptimizer(optimizer, self._windows)
@@ -182,10 +215,14 @@ class Accelerator(Models, Step, Helpers):
             scheduler: any of torch.optim.lr_scheduler, or what looks like one: bound to the bare or to the prepared
                 optimizer, which may be prepared before or after.
         """
+        other = isinstance(scheduler, type | torch.nn.Module) or hasattr(scheduler, "zero_grad")
+        if not is_scheduler(scheduler) and (other or not callable(getattr(scheduler, "step", None))):
+            wants = "a scheduler, such as one of torch.optim.lr_scheduler"
+            raise checks.wrong("prepare_scheduler: scheduler", scheduler, wants)
         known = self._prepared.get(id(scheduler))
         if known is None:
             known = scheduler if type(scheduler) is PreparedScheduler else PreparedScheduler(scheduler)
-        known.attend(self._windows, self._prepared, not self._step_scheduler_with_optimizer)
+        known.attend(self._windows, self._prepared, not self.step_scheduler_with_optimizer)
         self._prepared[id(known.scheduler)] = known
         return known
 
@@ -242,11 +279,7 @@ class Accelerator(Models, Step, Helpers):
         return skip_first_batches(dataloader, num_batches)
 
     def __getattr__(self, name: str) -> Any:
-        if name in arguments.LATER_MEMBERS:
-            raise AttributeError(
-                f"Accelerator.{name} is not available in this version of nbdist yet", name=name, obj=self
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        raise later.missing_member(name, self)
 
     def __repr__(self) -> str:
         strategy = self._strategy
@@ -263,6 +296,8 @@ _STAYS = "belongs to its rank"
 
 
 def _strategy(name: str | None, process: state.Process, handlers: arguments.Handlers) -> strategies.Strategy:
+    if name is not None and not isinstance(name, str):
+        raise checks.wrong("Accelerator: strategy", name, f"one of {', '.join(map(repr, strategies.STRATEGIES))}")
     options: dict[str, Any] = {}
     if (name or strategies.choose(process)[0]) == "ddp":  # one process: there is nothing that they could change
         options = arguments.given(handlers.get(DistributedDataParallelKwargs))

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
+import inspect
 import os
 from typing import Any, TypeVar
 
-from nbdist import kwargs, state
+from nbdist import checks, kwargs, state
 
 H = TypeVar("H")
-
-# Accelerate's arguments that a later version brings, with the values that mean what happens now.
-_LATER: dict[str, tuple[Any, ...]] = {
-    "deepspeed_plugin": (None,),
-    "deepspeed_plugins": (None,),
-    "fsdp_plugin": (None,),
-    "megatron_lm_plugin": (None,),
-    "log_with": (None,),
-    "parallelism_config": (None,),
-}
-
-# The public names of Accelerate's Accelerator that a later version brings.
-LATER_MEMBERS = frozenset(
-    {
-        "get_state_dict",
-        "get_tracker",
-        "init_trackers",
-        "load_state",
-        "log",
-        "register_for_checkpointing",
-        "register_load_state_pre_hook",
-        "register_save_state_pre_hook",
-        "save_model",
-        "save_state",
-    }
-)
 
 _HANDLERS = (
     kwargs.AutocastKwargs,
@@ -55,10 +29,12 @@ class Handlers:
 
     def __init__(self, handlers: list[Any] | None) -> None:
         self._by_type: dict[type, Any] = {}
+        known = ", ".join(one.__name__ for one in _HANDLERS)
+        wants = f"a list of options, at most one of each of {known}"
+        checks.kind(handlers, list | tuple | None, "Accelerator: kwargs_handlers", wants)
         for handler in handlers or ():
             if not isinstance(handler, _HANDLERS):
-                known = ", ".join(one.__name__ for one in _HANDLERS)
-                raise TypeError(f"kwargs_handlers: {type(handler).__name__} is not known; there is {known}")
+                raise TypeError(f"kwargs_handlers: {checks.short(handler)} is not known; there is {known}")
             if type(handler) in self._by_type:
                 raise ValueError(f"kwargs_handlers has two {type(handler).__name__}; give one")
             self._by_type[type(handler)] = handler
@@ -90,10 +66,12 @@ def loading(config: kwargs.DataLoaderConfiguration | None, split_batches: bool) 
     Raises:
         TypeError: the configuration is something else, or its seed no integer.
     """
+    split_batches = checks.flag(split_batches, "Accelerator: split_batches")
     if config is None:
         return kwargs.DataLoaderConfiguration(split_batches=split_batches)
-    if not isinstance(config, kwargs.DataLoaderConfiguration):
-        raise TypeError(f"dataloader_config is of type {type(config).__name__}; it must be a DataLoaderConfiguration")
+    checks.kind(
+        config, kwargs.DataLoaderConfiguration, "Accelerator: dataloader_config", "a nbdist.DataLoaderConfiguration"
+    )
     if config.data_seed is not None:
         config = dataclasses.replace(config, data_seed=state.whole_seed(config.data_seed, "data_seed"))
     if not config.even_batches:
@@ -109,17 +87,11 @@ def window_steps(steps: Any) -> int:
     """A number of micro-batches a window.
 
     Raises:
-        ValueError: it is not a whole number of at least 1.
+        TypeError: it is no whole number. ValueError: it is less than 1.
     """
-    try:
-        number = operator.index(steps)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ValueError(
-            f"gradient_accumulation_steps is {steps!r}; it is how many micro-batches make one step, at least 1"
-        )
-    return number
+    return checks.whole(
+        steps, "gradient_accumulation_steps", "how many micro-batches make one step, a whole number of at least 1", 1
+    )
 
 
 def accumulation(steps: int, plugin: kwargs.GradientAccumulationPlugin | None) -> dict[str, Any]:
@@ -128,6 +100,8 @@ def accumulation(steps: int, plugin: kwargs.GradientAccumulationPlugin | None) -
     Raises:
         ValueError: the argument and the plugin name different numbers of steps.
     """
+    wants = "a nbdist.utils.GradientAccumulationPlugin"
+    checks.kind(plugin, kwargs.GradientAccumulationPlugin | None, "Accelerator: gradient_accumulation_plugin", wants)
     if plugin is None:
         asked = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")  # a launcher's: it comes first, as there
         return {"steps": window_steps(int(asked) if asked and asked.strip().isdigit() else asked or steps)}
@@ -143,32 +117,31 @@ def accumulation(steps: int, plugin: kwargs.GradientAccumulationPlugin | None) -
     }
 
 
-def refuse_positional(positional: tuple[Any, ...]) -> None:
-    if positional:
-        raise TypeError(
-            "Accelerator takes its arguments by name only, such as Accelerator(cpu=True); given without a name: "
-            + ", ".join(map(repr, positional))
-        )
-
-
-def refuse_later(later: dict[str, Any]) -> None:
-    """Arguments that are not there: an error, unless the value asks for what happens anyway."""
+def refuse_later(**later: Any) -> None:
+    """Arguments of Accelerate that a later version brings: None asks for what happens now."""
     for name, value in later.items():
-        if name not in _LATER:
-            known = (
-                "device_placement, split_batches, cpu, dataloader_config, rng_types, project_dir, project_config, "
-                "mixed_precision, output_dtype, dynamo_backend, dynamo_plugin, kwargs_handlers, strategy, "
-                "gradient_accumulation_steps, gradient_accumulation_plugin, step_scheduler_with_optimizer"
-            )
-            raise TypeError(f"Accelerator has no argument {name!r}; it has: {known}")
-        if not any(value is harmless or value == harmless for harmless in _LATER[name]):
-            raise NotImplementedError(f"Accelerator({name}={value!r}) is not available in this version of nbdist yet")
+        if value is not None:
+            told = checks.short(value)
+            raise NotImplementedError(f"Accelerator({name}={told}) is not available in this version of nbdist yet")
+
+
+def refuse_unknown(unknown: dict[str, Any], accelerator: type) -> None:
+    """Arguments that nobody knows."""
+    if unknown:
+        known = [
+            name for name, one in inspect.signature(accelerator).parameters.items() if one.kind is not one.VAR_KEYWORD
+        ]
+        name = next(iter(unknown))
+        raise TypeError(f"Accelerator has no argument {name!r}; it has: {', '.join(known)}")
 
 
 def project(
     folder: str | os.PathLike[str] | None, configuration: kwargs.ProjectConfiguration | None
 ) -> kwargs.ProjectConfiguration:
     """The project's folders: those of the configuration; `folder` where it names none."""
+    wants = "a nbdist.utils.ProjectConfiguration"
+    checks.kind(configuration, kwargs.ProjectConfiguration | None, "Accelerator: project_config", wants)
+    checks.kind(folder, str | os.PathLike | None, "Accelerator: project_dir", "the path of a folder")
     chosen = configuration or kwargs.ProjectConfiguration()
     if folder is not None and chosen.project_dir is None:
         chosen.project_dir = os.fspath(folder)
@@ -183,6 +156,7 @@ def note_rng_types(rng_types: list[Any] | None) -> None:
     Raises:
         ValueError: one that does not exist.
     """
+    checks.kind(rng_types, list | tuple | None, "Accelerator: rng_types", "a list of kinds of generators")
     if rng_types:
         from nbdist.rng import kind_of
 

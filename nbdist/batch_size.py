@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from nbdist import messages, state
+from nbdist import checks, messages, state
 from nbdist.regroup import Meeting
 
 _TEXTS = (
@@ -43,13 +43,19 @@ def find_executable_batch_size(
 
     Raises:
         RuntimeError: 0 was reached, or another rank failed otherwise. TypeError: a batch size was passed in a call.
+            TypeError, ValueError: an argument that is none.
     """
+    wants = "the first batch size to try, a whole number of at least 1"
+    starting_batch_size = checks.whole(starting_batch_size, "find_executable_batch_size: starting_batch_size", wants, 1)
+    if reduce_batch_size_fn is not None:
+        checks.called(reduce_batch_size_fn, "find_executable_batch_size: reduce_batch_size_fn")
     if function is None:
         return functools.partial(
             find_executable_batch_size,
             starting_batch_size=starting_batch_size,
             reduce_batch_size_fn=reduce_batch_size_fn,
         )
+    checks.called(function, "find_executable_batch_size: function")
     name = getattr(function, "__name__", "the function")
     worked = starting_batch_size
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist import messages, state
+from nbdist import checks, messages, state
 from nbdist.bringing import listed, meet, place_of
 from nbdist.ends import Leaf, leaves, name_of, number_dtype, rebuilt
 from nbdist.messages import DistributedOperationException
@@ -145,8 +145,10 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         TypeError: the result would not be of the tensor's dtype (a mean of integers, a sum of bools), or an end is
             no number.
     """
+    if not isinstance(scale, int | float | complex) and getattr(scale, "shape", None) != ():
+        raise checks.wrong("reduce: scale", scale, "one number")
     if reduction not in ("mean", "sum", "max", "min", "none"):
-        raise ValueError(f"reduction is {reduction!r}; there are 'mean', 'sum', 'max', 'min' and 'none'")
+        raise ValueError(f"reduction is {checks.short(reduction)}; there are 'mean', 'sum', 'max', 'min' and 'none'")
     ends = list(leaves(tensor))
     answers = meet(f"reduce({reduction})", ends, [], same_shape=True)
     results: list[Any] = []
@@ -194,7 +196,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """
     ends = list(leaves(tensor))
     rank = state.current().rank
-    _exists(from_process)
+    _exists(from_process, "broadcast")
     carrying = rank == from_process
     carried = [end.value for end in ends if carrying and end.role in ("number", "list", "object")]
     answers = meet(f"broadcast(from {from_process})", ends, carried)
@@ -225,10 +227,12 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     """Fill the list, in place, with the picklable objects of one rank's list; returns it.
 
     Raises:
-        TypeError: an object of that list cannot be pickled; on every rank. ValueError: there is no such process.
+        TypeError: it is no list; or an object of that list cannot be pickled, or not be unpickled on another rank; on
+            every rank. ValueError: there is no such process.
     """
+    checks.kind(object_list, list, "broadcast_object_list: object_list", "a list, which is filled in place")
     state.current()
-    _exists(from_process)
+    _exists(from_process, "broadcast_object_list")
     mine = messages.pack(object_list) if state.current().rank == from_process else b""
     sent = messages.agree(f"broadcast_object_list(from {from_process})", len(mine))
     if len(sent) == 1:
@@ -246,10 +250,8 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     return object_list
 
 
-def _exists(process: int) -> None:
-    ranks = messages.ranks()
-    if not 0 <= process < ranks:
-        raise ValueError(f"from_process is {process}; there are processes 0 to {ranks - 1}")
+def _exists(process: int, operation: str) -> None:
+    checks.process(process, f"{operation}: from_process", messages.ranks())
 
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
@@ -261,6 +263,10 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         pad_index: the value that is filled in.
         pad_first: fill in before the data and not behind.
     """
+    dim = checks.whole(dim, "pad_across_processes: dim", "the number of a dimension")
+    if not isinstance(pad_index, bool | int | float | complex) and getattr(pad_index, "shape", None) != ():
+        raise checks.wrong("pad_across_processes: pad_index", pad_index, "one number")
+    pad_first = checks.flag(pad_first, "pad_across_processes: pad_first")
     ends = list(leaves(tensor))
     answers = meet("pad_across_processes", ends, [])
     results: list[Any] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdist import views
+from nbdist import checks, views
 from nbdist.kwargs import DynamoBackend, TorchDynamoPlugin
 from nbdist.precision import Precision
 
@@ -37,6 +37,10 @@ def resolve(backend: str | None, plugin: TorchDynamoPlugin | None) -> Compiling 
     Raises:
         ValueError: both arguments, or a value that is not known.
     """
+    wants = "a nbdist.utils.TorchDynamoPlugin"
+    checks.kind(plugin, TorchDynamoPlugin | None, "Accelerator: dynamo_plugin", wants)
+    if not callable(backend):
+        checks.kind(backend, str | None, "Accelerator: dynamo_backend", "the name of a backend of torch.compile")
     if backend is not None and plugin is not None:
         raise ValueError("dynamo_backend and dynamo_plugin are both given; the plugin has a backend of its own")
     asked = plugin or TorchDynamoPlugin(backend=backend or os.environ.get(f"{_PREFIX}BACKEND") or DynamoBackend.NO)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nbdist import collectives, messages, metrics, saving, state
+from nbdist import checks, collectives, messages, metrics, saving, state
 from nbdist.data.cursor import Cursor
-from nbdist.kwargs import ProfileKwargs, ProjectConfiguration
+from nbdist.kwargs import DataLoaderConfiguration, ProfileKwargs, ProjectConfiguration
 from nbdist.processes import Processes
 
 if TYPE_CHECKING:
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Helpers(Processes):
     """What the Accelerator offers around a training loop.
 
-    Reads `self._live` (running iterators of prepared loaders, the newest last), `self._windows`, `self._handlers` and
-    `self.project_configuration`.
+    Reads `self._live` (running iterators of prepared loaders, the newest last), `self._windows`, `self._handlers`,
+    `self._loading` and `self.project_configuration`.
     """
 
     _live: list[Cursor | None]
     _windows: Accumulation
     _handlers: Handlers
+    _loading: DataLoaderConfiguration
     project_configuration: ProjectConfiguration
     _triggered = False
 
@@ -64,6 +65,47 @@ class Helpers(Processes):
             "join_uneven_inputs does nothing: with prepared loaders all ranks make the same number of steps"
         )
         yield
+
+    # ------------------------------------------------------------------ what it was told, and what is not in use
+    deepspeed_plugin = None
+    parallelism_config = None
+    torch_device_mesh = None
+    is_fsdp2 = False
+    is_composable_parallelism_enabled = False
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several processes, on GPUs."""
+        return self.use_distributed and self.device.type != "cpu"
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes a model that is whole on each."""
+        return self.is_main_process
+
+    @property
+    def split_batches(self) -> bool:
+        return self._loading.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        return self._loading.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        return self._loading.even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        return self._loading.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        return self._loading.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        return self._loading.use_stateful_dataloader
 
     # ------------------------------------------------------------------ triggers
     def set_trigger(self) -> None:
@@ -125,10 +167,12 @@ class Helpers(Processes):
         """
         from nbdist.profiling import profiling
 
+        checks.kind(profile_handler, ProfileKwargs | None, "profile: profile_handler", "a nbdist.ProfileKwargs")
         return profiling(profile_handler or self._handlers.get(ProfileKwargs) or ProfileKwargs())
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
         """Whether a part of the model is spread over several devices by a device map: such a model is not prepared."""
+        checks.kind(model, torch.nn.Module, "verify_device_map: model", "a torch.nn.Module")
         return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
     def end_training(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nbdist import collectives
+from nbdist import checks, collectives
 
 if TYPE_CHECKING:
     from nbdist.accelerator import Accelerator
@@ -40,8 +40,12 @@ class LocalSGD:
     def __init__(
         self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
     ) -> None:
-        if local_sgd_steps < 1:
-            raise ValueError(f"local_sgd_steps is {local_sgd_steps}; it is the steps between two averages, at least 1")
+        if not hasattr(type(accelerator), "prepare"):
+            raise checks.wrong("LocalSGD: accelerator", accelerator, "the Accelerator that prepared the model")
+        checks.kind(model, torch.nn.Module, "LocalSGD: model", "the model that prepare returned")
+        wants = "the steps between two averages, at least 1"
+        local_sgd_steps = checks.whole(local_sgd_steps, "LocalSGD: local_sgd_steps", wants, 1)
+        enabled = checks.flag(enabled, "LocalSGD: enabled", True)
         self.accelerator, self.local_sgd_steps = accelerator, local_sgd_steps
         self.model = accelerator._windows.models.get(id(model), model)  # the user may name what was prepared
         self.enabled = enabled and accelerator.num_processes > 1

@@ -7,7 +7,7 @@ import os
 from collections.abc import MutableMapping
 from typing import Any
 
-from nbdist import state
+from nbdist import checks, state
 
 
 class MultiProcessAdapter(logging.LoggerAdapter):
@@ -60,6 +60,8 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     Raises:
         ValueError: no such level.
     """
+    checks.kind(name, str | None, "get_logger: name", "the name of a logger")
+    checks.kind(log_level, str | None, "get_logger: log_level", "the name of a level, such as 'INFO'")
     level = log_level or os.environ.get("ACCELERATE_LOG_LEVEL")
     logger = logging.getLogger(name)
     if level:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nbdist import collectives, messages, state
+from nbdist import checks, collectives, messages, state
 from nbdist.data.cursor import Cursor
 from nbdist.ends import Leaf, leaves, number_dtype, rebuilt
 
@@ -29,6 +29,7 @@ def gather_for_metrics(value: Any, cursor: Cursor | None, use_gather_object: boo
         or a 0-dim tensor), which is taken for a mean of the batch's rows, comes once for each of them, so that the
         mean over what is gathered is the mean over the samples. A single integer is a count, and comes once a rank.
     """
+    use_gather_object = checks.flag(use_gather_object, "gather_for_metrics: use_gather_object")
     if cursor is None:
         return collectives.gather_object(value) if use_gather_object else collectives.gather(value)
     rows = cursor.local

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nbdist import arguments, compiling, precision, views
+from nbdist import arguments, checks, compiling, precision, views
 from nbdist.accumulation import Accumulation
 from nbdist.kwargs import AutocastKwargs, GradScalerKwargs, TorchDynamoPlugin
 from nbdist.scaling import Scaler
@@ -54,10 +54,11 @@ class Models:
             device_placement: whether it is brought to the device. Default: as the Accelerator was told.
             evaluation_mode: nothing will be trained: it is not wrapped. Precision and compilation are as ever.
         """
+        checks.kind(model, torch.nn.Module, "prepare_model: model", "a torch.nn.Module")
         model = views.bare(model)
-        if self.device_placement if device_placement is None else device_placement:
+        if checks.flag(device_placement, "prepare_model: device_placement", self.device_placement):
             model.to(self.device)
-        if evaluation_mode:
+        if checks.flag(evaluation_mode, "prepare_model: evaluation_mode"):
             return self._seen(model)
         wrapped = self._strategy.wrap(model, self._seen)
         self._windows.models[id(model)] = wrapped
@@ -78,6 +79,8 @@ class Models:
             keep_torch_compile: False also takes off a torch.compile that the user had put on before. What `prepare`
                 has compiled comes off in any case, but for blocks that were compiled in place (regional compilation).
         """
+        checks.kind(model, torch.nn.Module, "unwrap_model: model", "what prepare returned, or a torch.nn.Module")
+        keep_torch_compile = checks.flag(keep_torch_compile, "unwrap_model: keep_torch_compile", True)
         inner = self._strategy.unwrap(views.bare(model))
         return extract_model_from_parallel(inner, keep_fp32_wrapper, keep_torch_compile)
 
@@ -92,6 +95,7 @@ class Models:
         Args:
             autocast_handler: options for this context alone. Default: those of the Accelerator.
         """
+        checks.kind(autocast_handler, AutocastKwargs | None, "autocast: autocast_handler", "a nbdist.AutocastKwargs")
         return self._precision.context(autocast_handler)
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from nbdist import checks
 from nbdist.kwargs import PRECISION_VARIABLE, AutocastKwargs, PrecisionType
 
 OUTPUTS = ("float32", "keep")
@@ -84,13 +85,16 @@ def resolve(
     Raises:
         ValueError: a value that is not known. NotImplementedError: fp8. RuntimeError: the device cannot.
     """
+    checks.kind(
+        asked, str | None, "Accelerator: mixed_precision", f"one of {', '.join(map(repr, map(str, PrecisionType)))}"
+    )
     given = "mixed_precision" if asked is not None else PRECISION_VARIABLE
     text = str(asked if asked is not None else os.environ.get(PRECISION_VARIABLE) or "no").lower()
     if text not in tuple(PrecisionType):
         raise ValueError(f"{given}={text!r}: takes one of {', '.join(one for one in PrecisionType)}")
     kind = PrecisionType(text)
     if output_dtype not in OUTPUTS:
-        raise ValueError(f"output_dtype={output_dtype!r}: takes one of {', '.join(OUTPUTS)}")
+        raise ValueError(f"output_dtype={checks.short(output_dtype)}: takes one of {', '.join(OUTPUTS)}")
     if kind is PrecisionType.FP8:
         # Its place is here: a kind of its own, whose layers are replaced before the model is wrapped.
         raise NotImplementedError(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbdist import messages, state
+from nbdist import checks, messages, state
 from nbdist.kwargs import InitProcessGroupKwargs
 from nbdist.splitting import Split
 from nbdist.state import DistributedType, Process, wait_for_everyone
@@ -166,6 +166,10 @@ class PartialState(Processes):
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
+        cpu = checks.flag(cpu, "PartialState: cpu")
+        checks.kind(backend, str | None, "PartialState: backend", "the name of a backend of torch.distributed")
+        checks.kind(init_method, str | None, "PartialState: init_method", "a URL")
+        checks.kind(timeout, timedelta | None, "PartialState: timeout", "a datetime.timedelta")
         self._process = state.current(cpu, InitProcessGroupKwargs(backend, init_method, timeout))
 
     @property
@@ -183,7 +187,7 @@ class PartialState(Processes):
 
     @debug.setter
     def debug(self, on: bool) -> None:
-        state.set_debugging(on)
+        state.set_debugging(checks.flag(on, "PartialState.debug"))
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a process group, by default the one of all processes. In a cell that one only closes for the rest of
@@ -197,18 +201,28 @@ class PartialState(Processes):
         return f"PartialState(process {me.rank} of {me.world_size}, {device}; {me.backend or 'no'} group)"
 
 
+class AcceleratorState(PartialState):
+    """`accelerator.state`: this process, in what its Accelerator computes, and what strategies it does not have."""
+
+    mixed_precision = "no"
+    deepspeed_plugin = None
+    fsdp_plugin = None
+    megatron_lm_plugin = None
+    parallelism_config = None
+    is_fsdp2 = False
+
+
 def _named(index: int | None, name: str, ranks: int) -> int:
     if index is None:
         raise TypeError(f"say which process: {name}=...")
-    if not 0 <= index < ranks:
-        raise ValueError(f"{name} is {index}; there are processes 0 to {ranks - 1}")
-    return index
+    return checks.process(index, name, ranks)
 
 
 def _only(function: Callable[..., Any] | None, here: bool) -> Any:
     """The function where it is to run, else one that returns None; without a function, the decorator."""
     if function is None:
         return functools.partial(_only, here=here)
+    checks.called(function, "the decorated function")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbdist import state
+from nbdist import checks, state
 from nbdist.kwargs import ProfileKwargs
 
 _TRACE = "profile_{rank}.json"
@@ -21,10 +21,15 @@ def profiler(options: ProfileKwargs) -> Any:
     """
     from torch.profiler import ProfilerActivity, profile, schedule
 
+    if options.schedule_option is not None:
+        wants = "the arguments of torch.profiler.schedule, as a dict"
+        checks.kind(options.schedule_option, dict, "ProfileKwargs.schedule_option", wants)
     activities = None
     if options.activities is not None:
+        wants = "names of what is watched, such as ['cpu']"
+        checks.kind(options.activities, list | tuple, "ProfileKwargs.activities", wants)
         known = {name.lower(): one for name, one in ProfilerActivity.__members__.items()}
-        unknown = [name for name in options.activities if name.lower() not in known]
+        unknown = [name for name in options.activities if str(name).lower() not in known]
         if unknown:
             raise ValueError(f"ProfileKwargs.activities has {unknown[0]!r}; there are {', '.join(map(repr, known))}")
         activities = [known[name.lower()] for name in options.activities]

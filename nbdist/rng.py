@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from nbdist import collectives, state
+from nbdist import checks, collectives, state
 
 
 class RNGType(StrEnum):
@@ -40,6 +40,8 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: Any 
     kind = kind_of(rng_type)
     if kind is RNGType.GENERATOR and generator is None:
         raise ValueError("synchronize_rng_state('generator') needs generator=, the torch.Generator to make equal")
+    if generator is not None and not callable(getattr(generator, "get_state", None)):
+        raise checks.wrong("synchronize_rng_state: generator", generator, "a torch.Generator")
     mine = _state(kind, generator)
     theirs = [mine]
     collectives.broadcast_object_list(theirs)
@@ -49,6 +51,8 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: Any 
 
 def synchronize_rng_states(rng_types: Iterable[RNGType | str], generator: Any = None) -> None:
     """`synchronize_rng_state` for several kinds."""
+    if isinstance(rng_types, str) or not isinstance(rng_types, Iterable):
+        raise checks.wrong("synchronize_rng_states: rng_types", rng_types, "a list of kinds of generators")
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator)
 
@@ -62,7 +66,9 @@ def kind_of(rng_type: RNGType | str | None) -> RNGType:
     try:
         return RNGType(rng_type)  # type: ignore[arg-type]
     except ValueError:
-        raise ValueError(f"rng_type is {rng_type!r}; there are {', '.join(map(repr, map(str, RNGType)))}") from None
+        raise ValueError(
+            f"rng_type is {checks.short(rng_type)}; there are {', '.join(map(repr, map(str, RNGType)))}"
+        ) from None
 
 
 def _device_module(kind: RNGType) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import torch
 
-from nbdist import state
+from nbdist import checks, state
 
 
 def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
@@ -24,6 +24,9 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     Raises:
         ImportError: safetensors is asked for and not there. OSError: it cannot be written; what was there stays.
     """
+    if not isinstance(f, str | os.PathLike) and not callable(getattr(f, "write", None)):
+        raise checks.wrong("save: f", f, "a path, or a file that is open for writing bytes")
+    safe_serialization = checks.flag(safe_serialization, "save: safe_serialization")
     me = state.current()
     if (me.local_rank if save_on_each_node else me.rank) != 0:
         return
@@ -42,6 +45,8 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
         map_location: the device that tensors come to. Default: that they were saved from, with safetensors the CPU.
         **kwargs: as torch.load has them; only tensors and plain objects are loaded unless weights_only=False.
     """
+    if not isinstance(f, str | os.PathLike) and not callable(getattr(f, "read", None)):
+        raise checks.wrong("load: f", f, "a path, or a file that is open for reading bytes")
     if isinstance(f, str | os.PathLike) and os.fspath(f).endswith(".safetensors"):
         return _safetensors().load_file(os.fspath(f), device="cpu" if map_location is None else str(map_location))
     return torch.load(f, map_location=map_location, **kwargs)
@@ -52,7 +57,10 @@ def _write(f: Any, write: Callable[[BinaryIO], Any]) -> None:
         write(f)
         return
     path = os.path.realpath(f)  # what a link points to is replaced, not the link
-    handle, beside = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
+    try:
+        handle, beside = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
+    except OSError as error:  # it speaks of a file that the user has never named
+        raise type(error)(error.errno, error.strerror, os.fspath(f)) from None
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
@@ -84,6 +92,7 @@ def _safetensors() -> Any:
 
 
 def _as_safetensors(tensors: Any) -> bytes:
+    checks.kind(tensors, Mapping, "save: obj", "a dict of tensors where safe_serialization=True")
     wrong = [str(key) for key, value in tensors.items() if not isinstance(value, torch.Tensor)]
     if wrong:
         raise TypeError(f"safetensors hold tensors only; these are none: {', '.join(wrong[:5])}")

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from nbdist import messages
+from nbdist import checks, messages
 
 if TYPE_CHECKING:
     from nbdist.kwargs import InitProcessGroupKwargs
@@ -313,6 +313,8 @@ def end_group(group: Any = None) -> None:
     """End a process group; by default that of all processes, if there is one."""
     import torch.distributed as dist
 
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise checks.wrong("destroy_process_group: group", group, "a process group; None is the one of all processes")
     if group is not None or (dist.is_available() and dist.is_initialized()):
         dist.destroy_process_group(group)
 
@@ -341,6 +343,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     import numpy
     import torch
 
+    device_specific = checks.flag(device_specific, "set_seed: device_specific")
+    deterministic = checks.flag(deterministic, "set_seed: deterministic")
     seed = _seed = whole_seed(seed, "set_seed")
     if device_specific:
         seed += current().rank
@@ -364,7 +368,7 @@ def whole_seed(seed: Any, where: str) -> int:
     try:
         return operator.index(seed)
     except TypeError:
-        raise TypeError(f"{where}: the seed is {seed!r}; it must be a whole number, such as 42") from None
+        raise TypeError(f"{where}: the seed is {checks.short(seed)}; it must be a whole number, such as 42") from None
 
 
 def data_seed() -> int:

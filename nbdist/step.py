@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from nbdist import arguments, keeping
+from nbdist import arguments, checks, keeping
 from nbdist.accumulation import Accumulation
 from nbdist.reach import weightless
 from nbdist.state import step_boundary
@@ -45,7 +45,7 @@ class Step:
         window = windows.made.get(id(models[0])) if len(models) == 1 else None
         if window is None:
             window = windows.window(models)
-        window.said = last
+        window.said = last if last is None else checks.flag(last, "accumulate: last")
         return window
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **kwargs: Any) -> None:
@@ -99,8 +99,8 @@ class Step:
             if isinstance(loss, torch.Tensor):
                 raise
             raise TypeError(
-                f"backward needs a loss that is a tensor, a mean; this one is {loss!r}, from which no gradient comes. "
-                "Pass what the loss function returned, without .item()"
+                f"backward needs a loss that is a tensor, a mean; this one is {checks.short(loss)}, from which no "
+                "gradient comes. Pass what the loss function returned, without .item()"
             ) from None
         # Another window than this one may have gathered gradients that are to be left alone.
         guard = None if len(windows.made) <= (window is not None) else keeping.guard(windows, window)
@@ -119,16 +119,25 @@ class Step:
         """Clip the gradients of these parameters, in place, by their joint norm. Returns the norm before, a 0-dim
         tensor. In the middle of an accumulation window nothing is clipped: the norm is that of what there is so far.
         """
-        if not self._ready():
-            return self._strategy.gradient_norm(parameters, norm_type)
-        return self._strategy.clip(parameters, max_norm, norm_type)
+        whole = self._ready()
+        try:
+            if not whole:
+                return self._strategy.gradient_norm(parameters, norm_type)
+            return self._strategy.clip(parameters, max_norm, norm_type)
+        except (AttributeError, TypeError, ValueError):
+            _clippable("clip_grad_norm_", parameters, max_norm=max_norm, norm_type=norm_type)
+            raise
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each value of these parameters' gradients, in place, to [-clip_value, clip_value]; nothing in the
         middle of an accumulation window.
         """
         if self._ready():
-            torch.nn.utils.clip_grad_value_(parameters, clip_value)
+            try:
+                torch.nn.utils.clip_grad_value_(parameters, clip_value)
+            except (AttributeError, TypeError, ValueError):
+                _clippable("clip_grad_value_", parameters, clip_value=clip_value)
+                raise
 
     def _ready(self) -> bool:
         """Whether the gradients are those of a whole window; then they are what they are in fp32."""
@@ -167,6 +176,8 @@ class Step:
 
     @contextmanager
     def _syncing(self, model: torch.nn.Module, sync: bool) -> Iterator[None]:
+        where = "trigger_sync_in_backward: model" if sync else "no_sync: model"
+        checks.kind(model, torch.nn.Module, where, "what prepare returned for the model")
         model = self._windows.models.get(id(model), model)
         self._strategy.set_sync(model, sync)
         try:
@@ -182,6 +193,8 @@ class Step:
         Args:
             optimizer: one, or a list of them. Default: all prepared ones.
         """
+        for one in optimizer if isinstance(optimizer, list | tuple) else [optimizer] if optimizer is not None else []:
+            checks.kind(one, torch.optim.Optimizer, "unscale_gradients: optimizer", "an optimizer, or a list of them")
         scaler = self._windows.scaler
         if scaler is None or not self._windows.ready():
             return
@@ -194,6 +207,18 @@ class Step:
     def optimizer_step_was_skipped(self) -> bool:
         """Whether a prepared optimizer left its last step out, because gradients had overflowed (fp16)."""
         return any(getattr(one, "step_was_skipped", False) for one in list(self._prepared.values()))
+
+
+def _clippable(where: str, parameters: Any, **numbers: Any) -> None:
+    """Raises for what cannot be clipped, or by that."""
+    if isinstance(parameters, torch.nn.Module):
+        raise checks.wrong(f"{where}: parameters", parameters, "the parameters of a model: model.parameters()")
+    each = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    if not isinstance(each, Iterable) or any(not isinstance(one, torch.Tensor) for one in each):
+        raise checks.wrong(f"{where}: parameters", parameters, "the parameters of a model: model.parameters()")
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) and getattr(number, "shape", None) != ():
+            raise checks.wrong(f"{where}: {name}", number, "one number")
 
 
 _HALF = frozenset({torch.float16, torch.bfloat16})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist import messages
+from nbdist import checks, messages
 
 
 class Weights:
@@ -49,7 +49,7 @@ class Weights:
         try:
             number = float(weight)
         except (TypeError, ValueError):
-            return math.nan, f"weight is {weight!r}; it is one number"
+            return math.nan, f"weight is {checks.short(weight)}; it is one number"
         if not 0 <= number < math.inf:
             return math.nan, f"weight is {number}; it is how many things the loss is the mean of, a number from 0 on"
         return number, ""

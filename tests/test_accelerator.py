@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from nbdist import Accelerator, arguments
+import nbdist
+from nbdist import Accelerator, later
 from nbdist.data.loader import Prepared
 from nbdist.shipping.exporters import exporter_of
 from nbdist.strategies.optimizer import PreparedOptimizer
@@ -30,11 +31,13 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
 
 # ---------------------------------------------------------------------- arguments
 def test_arguments_that_are_not_there_are_named() -> None:
-    with pytest.raises(TypeError, match="no argument 'mixed_persicion'; it has: device_placement, split_batches, cpu"):
+    with pytest.raises(
+        TypeError, match="no argument 'mixed_persicion'; it has: device_placement, split_batches, mixed"
+    ):
         Accelerator(mixed_persicion="bf16")
     with pytest.raises(NotImplementedError, match=r"mixed_precision='fp8'.*not available"):
         Accelerator(mixed_precision="fp8")
-    with pytest.raises(TypeError, match="kwargs_handlers: dict is not known"):
+    with pytest.raises(TypeError, match=r"kwargs_handlers: \{\} is not known"):
         Accelerator(kwargs_handlers=[{}])
     with pytest.raises(LookupError, match=r"^no strategy is called 'fsdp'\. There are: ddp, single\.$"):
         Accelerator(strategy="fsdp")
@@ -45,19 +48,44 @@ def test_arguments_that_are_not_there_are_named() -> None:
     assert "single: there is one process" in repr(Accelerator())
 
 
-def test_arguments_have_names() -> None:
-    with pytest.raises(TypeError, match=r"by name only, such as .*; given without a name: True, 'bf16'"):
-        Accelerator(True, "bf16")
+def test_arguments_come_in_the_same_order_as_there() -> None:
+    accelerator = Accelerator(False, True, "bf16", 4, True, DataLoaderConfiguration(non_blocking=True))
+    assert not accelerator.device_placement and accelerator.split_batches and accelerator.non_blocking
+    assert accelerator.mixed_precision == accelerator.state.mixed_precision == "bf16"
+    assert accelerator.gradient_accumulation_steps == 4 and accelerator.device.type == "cpu"
+    with pytest.raises(TypeError, match=r"^Accelerator: device_placement is 'bf16'; it takes True or False$"):
+        Accelerator("bf16")
+
+
+def test_members_that_say_what_is_not_in_use() -> None:
+    """Scripts ask for them before they do what DeepSpeed or FSDP needs."""
+    accelerator = Accelerator()
+    for name in ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config"):
+        assert getattr(accelerator.state, name) is None
+    assert accelerator.deepspeed_plugin is accelerator.parallelism_config is accelerator.torch_device_mesh is None
+    assert not accelerator.is_fsdp2 and not accelerator.is_composable_parallelism_enabled
+    assert not accelerator.multi_device and accelerator.should_save_model
+    assert accelerator.even_batches and accelerator.use_seedable_sampler and not accelerator.use_stateful_dataloader
+    assert accelerator.dispatch_batches is None and accelerator.step_scheduler_with_optimizer
 
 
 def test_members_that_a_later_version_brings() -> None:
     accelerator = Accelerator()
-    for name in arguments.LATER_MEMBERS:
+    for name in later.names("Accelerator"):
         assert not hasattr(accelerator, name) and not hasattr(Accelerator, name)
         with pytest.raises(AttributeError, match=rf"^Accelerator\.{name} is not available in this version"):
             getattr(accelerator, name)
     with pytest.raises(AttributeError, match="'Accelerator' object has no attribute 'acumulate'"):
         accelerator.acumulate()
+    with pytest.raises(
+        AttributeError, match=r"^Accelerator\.gradient_state is not there: .*Accelerator\.sync_gradients"
+    ):
+        accelerator.gradient_state  # noqa: B018
+    assert not hasattr(nbdist, "cpu_offload") and getattr(nbdist.utils, "tqdm", None) is None
+    with pytest.raises(AttributeError, match=r"^nbdist\.cpu_offload is not available in this version of nbdist yet$"):
+        nbdist.cpu_offload  # noqa: B018
+    with pytest.raises(ImportError, match=r"^nbdist\.utils\.tqdm is not there: use tqdm's own"):
+        from nbdist.utils import tqdm  # noqa: F401
     with pytest.raises(ImportError, match=r"^nbdist\.cpu_offload is not available in this version of nbdist yet$"):
         from nbdist import cpu_offload  # noqa: F401
     with pytest.raises(

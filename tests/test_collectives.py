@@ -155,6 +155,9 @@ def _mismatches(rank: int, ranks: int) -> list[tuple[str, str]]:
         lambda: gather(torch.eye(2).to_sparse()),
         lambda: reduce("text"),
         lambda: collectives.broadcast(torch.ones(1) if rank else 1.0),
+        lambda: collectives.broadcast_object_list("x"),
+        lambda: collectives.broadcast(torch.ones(1), from_process=2),
+        lambda: collectives.broadcast(torch.ones(1), from_process="0"),
     ]
     told = []
     for call in calls:
@@ -171,7 +174,9 @@ def test_mismatches_are_exceptions_on_every_rank_that_name_the_ranks() -> None:
     first, second = run_ranks(_mismatches, 2)
     assert first == second
     apart = "DistributedOperationException"
-    kinds = [apart] * 6 + ["TypeError", apart, apart] + ["TypeError"] * 3 + [apart]
+    kinds = (
+        [apart] * 6 + ["TypeError", apart, apart] + ["TypeError"] * 3 + [apart, "TypeError", "ValueError", "TypeError"]
+    )
     assert [kind for kind, _ in first[:-1]] == kinds
     assert first[-1] == ("still works", "[1.0, 1.0, 1.0]")
     texts = [text for _, text in first]
@@ -179,6 +184,11 @@ def test_mismatches_are_exceptions_on_every_rank_that_name_the_ranks() -> None:
     assert "value['a']" in texts[1] and "float32" in texts[1] and "float64" in texts[1]
     assert "rank 0 is in reduce(mean) (" in texts[7] and "test_collectives.py:" in texts[7]
     assert "rank 1" in texts[9] and "pickle" in texts[9]
+    assert texts[13:16] == [
+        "broadcast_object_list: object_list is 'x'; it takes a list, which is filled in place",
+        "broadcast: from_process is 2; there are processes 0 to 1",
+        "broadcast: from_process is '0'; it takes the index of a process, 0 to 1",
+    ]
 
 
 def test_one_process_follows_the_same_rules() -> None:

@@ -13,25 +13,27 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# room -> rooms it may import; `utils` is a face; `registry`, `messages`, `kwargs`, `system` and `cgroups` are leaves
-# beside it.
+# room -> rooms it may import; `utils` is a face; `registry`, `checks`, `messages`, `kwargs`, `system` and `cgroups` are
+# leaves beside it.
 MAY = {
-    "config": {"cgroups", "system"},
+    "config": {"checks", "cgroups", "system"},
     "system": set(),
     "cgroups": set(),
     "registry": set(),
     "later": set(),
+    "checks": set(),
     "shipping": {"system", "cgroups"},
     "kwargs": set(),
-    "state": {"config", "messages", "kwargs"},
+    "state": {"checks", "config", "messages", "kwargs"},
     "messages": {"config"},
     "ends": set(),
     "bringing": {"ends", "messages", "state"},
-    "collectives": {"state", "config", "messages", "ends", "bringing"},
-    "metrics": {"collectives", "data", "ends", "messages", "state"},
+    "collectives": {"checks", "state", "config", "messages", "ends", "bringing"},
+    "metrics": {"checks", "collectives", "data", "ends", "messages", "state"},
     "splitting": {"ends", "messages", "shipping", "state"},
-    "processes": {"kwargs", "messages", "splitting", "state"},
+    "processes": {"checks", "kwargs", "messages", "splitting", "state"},
     "helpers": {
+        "checks",
         "accumulation",
         "arguments",
         "batch_size",
@@ -45,28 +47,29 @@ MAY = {
         "saving",
         "state",
     },
-    "rng": {"collectives", "state"},
-    "logging": {"state"},
-    "saving": {"state"},
-    "profiling": {"kwargs", "state"},
+    "rng": {"checks", "collectives", "state"},
+    "logging": {"checks", "state"},
+    "saving": {"checks", "state"},
+    "profiling": {"checks", "kwargs", "state"},
     "sockets": {"system"},
     "regroup": {"messages", "sockets", "state"},
-    "batch_size": {"messages", "regroup", "state"},
-    "local_sgd": {"accelerator", "collectives"},
-    "weighing": {"messages"},
+    "batch_size": {"checks", "messages", "regroup", "state"},
+    "local_sgd": {"checks", "accelerator", "collectives"},
+    "weighing": {"checks", "messages"},
     "beside": {"data"},
     "keeping": {"accumulation", "window"},
     "window": {"accumulation", "beside", "data", "weighing"},
     "accumulation": {"beside", "data", "messages", "strategies", "weighing", "window"},
     "scheduler": {"strategies"},
-    "precision": {"state", "config", "kwargs"},
+    "precision": {"checks", "state", "config", "kwargs"},
     "views": {"precision", "shipping"},
     "scaling": {"kwargs"},
-    "compiling": {"kwargs", "views", "precision"},
-    "data": {"state", "config", "collectives", "messages", "shipping"},
+    "compiling": {"checks", "kwargs", "views", "precision"},
+    "data": {"checks", "state", "config", "collectives", "messages", "shipping"},
     "checkpoint": {"state", "config", "collectives"},
     "tracking": {"state", "config"},
     "strategies": {
+        "checks",
         "state",
         "config",
         "precision",
@@ -80,7 +83,7 @@ MAY = {
     },
     "bigmodel": {"config", "state"},
     "worker": {"shipping", "state", "config", "system", "sockets"},
-    "launchers": {"shipping", "config", "registry", "system", "cgroups"},
+    "launchers": {"checks", "shipping", "config", "registry", "system", "cgroups"},
     "magics": {"shipping", "config", "kwargs", "launchers", "worker", "state", "system", "messages"},
     "widgets": {"shipping", "config", "launchers", "state"},
 }
@@ -141,6 +144,11 @@ def test_importing_nbdist_imports_neither_torch_nor_ipython() -> None:
     told, seconds = run("import sys, nbdist; print([m for m in ('torch', 'IPython', 'numpy') if m in sys.modules])")
     assert told == "[]"
     assert seconds < 2
+
+
+def test_modules_are_there_after_a_bare_import() -> None:
+    told, _ = run("import sys, nbdist; print(nbdist.utils.gather is not nbdist.logging.get_logger)")
+    assert told == "True"
 
 
 def test_an_unknown_name_says_what_there_is() -> None:

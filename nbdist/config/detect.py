@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nbdist import checks
 from nbdist.config.cores import cores
 from nbdist.config.gpus import Devices, how_many
 
@@ -102,14 +103,17 @@ def choose_ranks(
 
     Raises:
         NotEnoughDevices: GPUs that are not there.
-        ValueError: a count below 1, a GPU twice, or two of the three.
+        ValueError: a count below 1, or no whole number; a GPU twice; two of the three.
     """
     given = {name: value for name, value in (("-n", ranks), ("--cpus", cpus), ("--gpus", gpus)) if value is not None}
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
     for name, value in given.items():
-        if not isinstance(value, int):
+        if name == "--gpus" and isinstance(value, list | tuple | range):
             check_gpus(value, ",".join(map(str, value)))
+        elif isinstance(value, bool) or not isinstance(value, int):
+            takes = "a number of GPUs, or a list of which ones" if name == "--gpus" else "a number of ranks"
+            raise ValueError(f"{name} is {checks.short(value)}; it takes {takes}")
         elif value < 1:
             raise ValueError(f"{name} {value}: takes a number of {'GPUs' if name == '--gpus' else 'ranks'}, 1 or more")
     if cpus is not None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from nbdist import checks
+
 
 def send_to_device(
     tensor: Any, device: Any, non_blocking: bool = False, skip_keys: str | list[str] | None = None
@@ -20,6 +22,8 @@ def send_to_device(
         non_blocking: let the copy run beside the computation; it needs pinned memory.
         skip_keys: dict keys whose values stay where they are.
     """
+    if skip_keys is not None:
+        checks.kind(skip_keys, str | list | tuple | set | frozenset, "send_to_device: skip_keys", "keys of dicts")
     skipped = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
     if isinstance(tensor, torch.Tensor) or hasattr(tensor, "to"):
         try:

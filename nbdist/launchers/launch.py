@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Protocol, overload
 
+from nbdist import checks
 from nbdist.config.detect import choose_ranks, inside_a_rank
 from nbdist.launchers import client
 from nbdist.launchers.cell import run_cell
@@ -119,13 +120,21 @@ def launch(
         limit: bytes that may come back from rank 0; what is larger is an error here, since the ranks end.
 
     Raises:
-        What the first failing rank raised, with that rank's traceback; RankLost when one died; CannotShip before
-        anything started; CannotComeBack when a value cannot leave its rank.
+        What the first failing rank raised, with that rank's traceback; RankLost when one died; CannotComeBack when a
+        value cannot leave its rank. Before anything has started: CannotShip, and TypeError or ValueError for a wrong
+        argument.
     """
     with shown_as_here():
         if output not in MODES:
-            raise ValueError(f"output={output!r}: takes one of {', '.join(MODES)}")
+            raise ValueError(f"output={checks.short(output)}: takes one of {', '.join(MODES)}")
         check_place("launch", function)
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
+            raise checks.wrong("launch: timeout", timeout, "a number of seconds, more than 0")
+        limit = checks.whole(limit, "launch: limit", "a number of bytes", 0)
+        checks.kind(env, Mapping | None, "launch: env", "a dict of variables and their texts")
+        for name, value in (env or {}).items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise checks.wrong(f"launch: env[{name!r}]", value, "a text, as environment variables do")
         try:
             choice = choose_ranks(ranks=ranks, gpus=gpus, devices=client.devices)
         except ValueError as error:
@@ -157,7 +166,7 @@ def check_place(launcher: str, function: Any) -> None:
             "or script, or call the function itself: every rank that is here runs it"
         )
     if not callable(function):
-        raise TypeError(f"{launcher}({function!r}): takes a function, and what to call it with")
+        raise TypeError(f"{launcher}({checks.short(function)}): takes a function, and what to call it with")
 
 
 @dataclass

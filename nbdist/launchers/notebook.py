@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nbdist import checks
 from nbdist.config.detect import Choice, choose_ranks
 from nbdist.launchers import client
 from nbdist.launchers.devices import PoolOptions
@@ -83,15 +84,16 @@ def notebook_launcher(
         check_place("notebook_launcher", function)
         args = _checked_args(function, args)
         if mixed_precision is None or str(mixed_precision).lower() not in PRECISIONS:
-            raise ValueError(f"mixed_precision={mixed_precision!r}: takes one of {', '.join(PRECISIONS)}")
+            raise ValueError(f"mixed_precision={checks.short(mixed_precision)}: takes one of {', '.join(PRECISIONS)}")
+        num_nodes = checks.whole(num_nodes, "notebook_launcher: num_nodes", "a number of machines", 1)
+        node_rank = checks.whole(node_rank, "notebook_launcher: node_rank", "the number of a machine", 0)
         if num_nodes != 1 or node_rank != 0:
             raise NotImplementedError(
                 f"num_nodes={num_nodes}, node_rank={node_rank}: notebook_launcher starts ranks on this machine only. "
                 "For several machines put the function into a script and start it with "
                 "`torchrun --nnodes N --nproc-per-node M script.py` on each: Accelerator() there joins their group"
             )
-        if not isinstance(max_restarts, int) or max_restarts < 0:
-            raise ValueError(f"max_restarts={max_restarts!r}: takes a number, 0 or more")
+        checks.whole(max_restarts, "notebook_launcher: max_restarts", "a number, 0 or more", 0)
         _refuse_tpu()
         _say_unused({name: given[name] for name in _AGENT})
         try:
@@ -149,7 +151,9 @@ def _told(call: Call) -> Values | None:
 
 def _checked_args(function: Any, args: Any) -> tuple[Any, ...]:
     if isinstance(args, str | bytes | Mapping) or not isinstance(args, Sequence):
-        raise TypeError(f"args={args!r}: takes a tuple of what {name_of(function)} is called with, such as args=(x,)")
+        raise TypeError(
+            f"args={checks.short(args)}: takes a tuple of what {name_of(function)} is called with, such as args=(x,)"
+        )
     return tuple(args)
 
 

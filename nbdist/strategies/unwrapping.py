@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.nn import DataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist import views
+from nbdist import checks, views
 
 
 def extract_model_from_parallel(
@@ -21,6 +22,9 @@ def extract_model_from_parallel(
         keep_torch_compile: whether a torch.compile that the user had put on stays. One around a wrapper never does.
         recursive: take wrappers off the modules inside too, in place.
     """
+    checks.kind(model, torch.nn.Module, "extract_model_from_parallel: model", "a torch.nn.Module")
+    keep_torch_compile = checks.flag(keep_torch_compile, "extract_model_from_parallel: keep_torch_compile", True)
+    recursive = checks.flag(recursive, "extract_model_from_parallel: recursive")
     bare = views.bare(model)
     compiled = getattr(bare, "_orig_mod", None)
     if compiled is not None and (

@@ -90,7 +90,7 @@ def test_what_there_is_nothing_to_configure_for_is_said_once(
         ({"mixed_precision": "bf17"}, ValueError, r"mixed_precision='bf17': takes one of no, fp16, bf16, fp8"),
         ({"mixed_precision": None}, ValueError, "takes one of no"),
         ({"num_processes": 0}, ValueError, "^num_processes=0: .*1 or more"),
-        ({"max_restarts": -1}, ValueError, "max_restarts=-1: takes a number, 0 or more"),
+        ({"max_restarts": -1}, ValueError, "max_restarts is -1; it takes a number, 0 or more"),
         ({"args": 3}, TypeError, r"args=3: takes a tuple .* args=\(x,\)"),
         ({"args": {"a": 1}}, TypeError, "takes a tuple"),
         ({"args": "abc"}, TypeError, "takes a tuple"),
