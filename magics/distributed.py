@@ -80,7 +80,7 @@ class Distributed:
         -n N            that many ranks (default: one a GPU; else one a physical core, at least 2)
         --gpus N        that many, one GPU each; --gpus 0,2 these, rank i on the i-th; --gpus 3, is GPU 3 alone
         --cpus N        that many, on the CPU
-        --ranks 0,2-3   only these run the cell
+        --ranks 0,2-3   only these run the cell; what needs all ranks (gather, prepare, backward) is an error then
         --return NAMES  only these names come back (a,b,c)
         --no-return     nothing comes back
         --output MODE   merged: rank 0's as an ordinary cell's, another rank's line only where it differs, as [3] ... or

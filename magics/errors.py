@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 
@@ -25,13 +26,16 @@ def raise_as_here(shell: Any, error: BaseException) -> NoReturn:
         return told
 
     _shows(error, lines)
-    if _has_a_group(error):
-        _print_without_our_frames(shell, error)
+    print_without_our_frames(shell, error, lambda: traceback)
     raise error
 
 
-def _has_a_group(error: BaseException | None) -> bool:
-    """Whether IPython prints it as Python would, and asks nobody: where a group is in the chain of its causes."""
+def _asks_nobody(error: BaseException | None) -> bool:
+    """Whether IPython prints it its own way and asks no `_render_traceback_`: a syntax error (of `exec`, or of an
+    import), and where a group is in the chain of its causes.
+    """
+    if isinstance(error, SyntaxError):
+        return True
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -41,9 +45,11 @@ def _has_a_group(error: BaseException | None) -> bool:
     return False
 
 
-def _print_without_our_frames(shell: Any, error: BaseException) -> None:
-    """For this one error, and once, the shell prints the rank's frames alone."""
-    usual, traceback = shell.showtraceback, error.__traceback__
+def print_without_our_frames(shell: Any, error: BaseException, traceback: Callable[[], Any]) -> None:
+    """Where IPython will not ask the error how it is shown: for this one, and once, the shell prints these frames."""
+    if not _asks_nobody(error):
+        return
+    usual = shell.showtraceback
     had = "showtraceback" in vars(shell)
 
     def without_frames(*arguments: Any, **more: Any) -> None:
@@ -52,7 +58,7 @@ def _print_without_our_frames(shell: Any, error: BaseException) -> None:
         else:
             del shell.showtraceback  # the instance's: the class's is back
         if sys.exc_info()[1] is error:
-            error.__traceback__ = traceback
+            error.__traceback__ = traceback()
         usual(*arguments, **more)
 
     shell.showtraceback = without_frames

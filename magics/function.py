@@ -15,6 +15,7 @@ from typing import Any
 from nbdist.launchers import launch
 from nbdist.launchers.request import Screen
 from nbdist.magics import global_settings
+from nbdist.magics.errors import print_without_our_frames
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.rank import CellRunner
 from nbdist.shipping.wire import RESULT
@@ -59,6 +60,7 @@ class NotebookSurface:
             error._render_traceback_ = lines  # type: ignore[attr-defined]
         except Exception:  # a class with __slots__: shown with our frames, which is ugly and not wrong
             pass
+        print_without_our_frames(shell, error, lambda: without_ours(error.__traceback__))
 
 
 def without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from nbdist.launchers import delivery, failures, stalls
 from nbdist.launchers.errors import CellTimeout, RanksEnded, RanksWaitForEachOther
+from nbdist.launchers.left import Left
 from nbdist.launchers.packing import PACKING, PACKING_PRESSED, let_them_pack
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.reader import Event
@@ -153,11 +154,13 @@ class CellRun:
         self.pump(lambda: all(rank in self.answers.get(query, ()) for rank in ranks), limit)
         return self.answers.pop(query, {})
 
-    def where(self, limit: float) -> dict[int, dict[str, Any]]:
-        """Where the running ranks are. One that does not answer is in native code that holds the interpreter."""
-        running = self.running()
-        answers = self.ask(running, "where", limit)
-        return {rank: answers.get(rank, {"line": None, "waits": None, "silent": True}) for rank in running}
+    def where(self, limit: float, others: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
+        """Where the running ranks are, and others. One that does not answer is in native code that holds the
+        interpreter.
+        """
+        asked = [*self.running(), *others]
+        answers = self.ask(asked, "where", limit)
+        return {rank: answers.get(rank, {"line": None, "waits": None, "silent": True}) for rank in asked}
 
     # ---------------------------------------------------------------- running
 
@@ -211,16 +214,28 @@ class CellRun:
     def _wait_for_done(self) -> BaseException | None:
         request = self.request
         end = time.monotonic() + request.timeout if request.timeout else None
-        watch = stalls.Watch(request.stall_limit)
+        watch, left = stalls.Watch(request.stall_limit), Left()
         while True:
-            limit = watch.next_look() if end is None else min(watch.next_look(), end - time.monotonic())
-            self.pump(lambda: not self._outstanding() or self._someone_failed(), max(0.0, limit))
+            gone = len(self.done)
+            limit = min(watch.next_look(), left.next_look(bool(gone)))
+            limit = limit if end is None else min(limit, end - time.monotonic())
+            self.pump(
+                lambda gone=gone: not self._outstanding() or self._someone_failed() or len(self.done) > gone,
+                max(0.0, limit),
+            )
             if not self._outstanding() or self._someone_failed():
                 break
             if end is not None and time.monotonic() >= end:
                 places = self.where(0.2)
                 self._stop(agree=True)
                 return CellTimeout(f"stopped after its --timeout of {request.timeout:g} s: {stalls.tell(places)}")
+            if self.done and not left.next_look(True):
+                hopeless = self._waits_in_vain(left)
+                if hopeless:
+                    self._stop(agree=False)
+                    return RanksWaitForEachOther(hopeless)
+            if watch.next_look():
+                continue
             verdict = watch.look(self.where(0.3), self.done)
             if verdict.hopeless:
                 self._stop(agree=False)
@@ -235,6 +250,18 @@ class CellRun:
             else:
                 let_them_pack(self, None)
         return None
+
+    def _waits_in_vain(self, left: Left) -> str:
+        """What to say when ranks wait for one that has left the cell; usually nothing."""
+        gone = [rank for rank in self.done if rank in self.pool.alive]
+        places = self.where(0.3, gone)
+        running = {rank: place for rank, place in places.items() if rank not in self.done}
+        groups: dict[str, set[int]] = {}
+        for message in self.done.values():
+            for name, members in message["groups"]:
+                groups.setdefault(name, set()).update(members)
+        missed = left.look(running, {rank: place for rank, place in places.items() if rank in gone}, groups)
+        return stalls.cannot_go_on(running, missed, self.ranks) if missed else ""
 
     def _stop(self, agree: bool) -> None:
         self.stoppable = False

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from nbdist.launchers.failures import ranks_in_words
 
 CONFIRM_AFTER = 1.0  # seconds between two looks that must agree before a cell is given up
 
@@ -20,11 +22,30 @@ def tell(places: Mapping[int, Mapping[str, Any]]) -> str:
         waits, line = place.get("waits"), place.get("line")
         top = place.get("top")
         inside = f"in {top}()" if top and top != "<module>" else "" if line else "running"
-        what = f"in {waits['name']}" if waits else inside
+        what = f"in {place.get('call') or waits['name']}" if waits else inside
         function = place.get("function")
         within = f" ({function})" if function and function != "<module>" else ""
         parts.append(" ".join(filter(None, (f"rank {rank} is", what, line and f"at cell line {line}{within}"))))
     return "; ".join(parts) or "no rank is running it any more"
+
+
+def cannot_go_on(places: Mapping[int, Mapping[str, Any]], gone: Collection[int], ranks: Collection[int]) -> str:
+    """What is said of ranks that wait for each other, or for some that have left.
+
+    Args:
+        places: where they are.
+        gone: ranks that do not come any more.
+        ranks: those that the cell was for.
+    """
+    parts = [f"the ranks wait for each other and cannot go on: {tell(places)}"]
+    ended = [rank for rank in gone if rank in ranks]
+    if ended:
+        parts.append(f"{ranks_in_words(ended)} {'has' if len(ended) == 1 else 'have'} finished the cell")
+    outside = [rank for rank in gone if rank not in ranks]
+    if outside:
+        listed = ",".join(map(str, sorted(ranks)))
+        parts.append(f"this needs {ranks_in_words(outside)} too, and the cell runs without (--ranks {listed})")
+    return "; ".join(parts)
 
 
 @dataclass
@@ -63,9 +84,7 @@ class Watch:
         text = tell(places)
         finished = sorted(rank for rank, message in done.items() if message["ran"])
         if _hopeless(waiting, done, finished):
-            if finished:
-                text += "; " + ", ".join(f"rank {rank}" for rank in finished) + " has finished the cell"
-            return Verdict(f"the ranks wait for each other and cannot go on: {text}", True)
+            return Verdict(cannot_go_on(places, finished, [*places, *finished]), True)
         if waited >= self._limit and not self._told:
             self._told = True
             return Verdict(f"waiting for {waited:.0f} s: {text}")

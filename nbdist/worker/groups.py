@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d as registry
 
 from nbdist import sockets
 from nbdist.worker import backends
-from nbdist.worker.where import flight_recorder
+from nbdist.worker.where import flight_recorder, reached
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -151,6 +151,10 @@ class Groups:
             "point to point": any(entry.get("is_p2p") for entry in dump.get("entries", ())),
             "known": bool(dump),
         }
+
+    def reached(self) -> tuple[dict[str, int], bool] | None:
+        """How far this rank has come in each group; see `nbdist.worker.where.reached`."""
+        return reached(frozenset(self._dead_status))
 
     def cut(self, store_too: bool, more: Collection[tuple[int, int]] = ()) -> int:
         """From another thread: free the main thread from whatever collective (or store call) it waits in. Returns

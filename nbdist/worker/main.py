@@ -158,7 +158,10 @@ class Rank:
     def _answer_at_once(self, message: Message) -> bool:
         kind = message.kind
         if kind == "where":
-            self.link.send("where", query=message["query"], answer=where(self.interrupts))
+            answer = where(self.interrupts)
+            if self.cell is None:  # for those that wait for this rank
+                answer["reached"] = self.groups.reached()
+            self.link.send("where", query=message["query"], answer=answer)
         elif kind == "status":
             self.link.send("status", query=message["query"], answer=self._status())
         elif kind == "freeze":

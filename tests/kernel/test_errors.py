@@ -252,6 +252,23 @@ def test_a_syntax_error_is_shown_as_jupyter_shows_it(fresh: Notebook) -> None:
     assert "line 3" in cell.traceback
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%distributed -n 2\nexec('x = 1\\ny =')",
+        "from nbdist import launch\nlaunch(lambda: exec('x = 1\\ny ='), ranks=2)",
+    ],
+    ids=["cell", "launch"],
+)
+def test_a_syntax_error_that_the_code_raises_has_no_frames_of_ours(nb: Notebook, cell: str) -> None:
+    shown = nb.run(cell)
+    assert shown.error is not None and shown.error[0] == "SyntaxError"
+    assert "exec(" in shown.traceback and "File <string>:2\n    y =\n" in shown.traceback, shown.traceback
+    assert "nbdist/" not in shown.traceback and "magics/" not in shown.traceback and "run_code" not in shown.traceback
+    later = nb.run("exec('x =')")
+    assert "run_code" in later.traceback  # an ordinary one as ever
+
+
 def test_except_catches_the_notebooks_class(nb: Notebook) -> None:
     nb.ok(
         "try:\n    get_ipython().run_cell_magic('distributed', '-n 2', 'raise NotebookError(3)')\n"
