@@ -14,8 +14,16 @@ from typing import Any
 import torch
 
 
-def leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The leaf tensors of the loss's graph, each once, the nearest first. Not those inside of reentrant checkpoints."""
+def reaches(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether the loss reaches one of these; or may, by ways that are not in its graph."""
+    wanted = set(map(id, parameters))
+    return any(leaf is None or id(leaf) in wanted for leaf in _leaves(loss))
+
+
+def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor | None]:
+    """The leaf tensors of the loss's graph, each once, the nearest first; None for a reentrant checkpoint, of which the
+    graph does not tell what is in it.
+    """
     if loss.grad_fn is None:
         if loss.requires_grad:
             yield loss
@@ -26,6 +34,8 @@ def leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
         leaf = getattr(node, "variable", None)  # the node at which a gradient is added to its leaf
         if isinstance(leaf, torch.Tensor):
             yield leaf
+        elif node.name() == "CheckpointFunctionBackward":
+            yield None
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -40,7 +50,7 @@ def weightless(loss: torch.Tensor, models: Iterable[torch.nn.Module]) -> Iterato
         loss: of weight 0.
         models: those it may reach by ways that are not in its graph.
     """
-    reached = {id(leaf): leaf for leaf in leaves(loss)}
+    reached = {id(leaf): leaf for leaf in _leaves(loss) if leaf is not None}
     for model in models:
         reached.update((id(one), one) for one in model.parameters() if one.requires_grad)
     runs, handles = [True], []

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdist import arguments, checks, keeping
+from nbdist import arguments, checks, keeping, messages
 from nbdist.accumulation import Accumulation
 from nbdist.reach import weightless
 from nbdist.state import step_boundary
@@ -27,6 +27,7 @@ class Step:
     _prepared: weakref.WeakValueDictionary[int, Any]
     # The last seed of backward and what it was made for: in most loops it is the same at every step.
     _seed: tuple[Any, torch.Tensor | None] = (None, None)
+    _agreed = False  # the ranks have told each other in this cell whether they give weights
 
     def accumulate(self, *models: torch.nn.Module, last: bool | None = None) -> Window:
         """`with accelerator.accumulate(model):` around one micro-batch: forward, backward, step, zero_grad.
@@ -67,6 +68,8 @@ class Step:
         Raises:
             ValueError: a negative weight, or one that is no number; on all ranks, at the end of the window.
             RuntimeError: the loss has more than one element; weights in some micro-batches of a window only.
+            DistributedOperationException: weights on some ranks only, in the first backward of a cell or script that
+                shares gradients; on all ranks. Later in it nobody looks.
             TypeError: the loss is no tensor.
         """
         boundary = step_boundary
@@ -76,8 +79,11 @@ class Step:
         if not boundary.begun:
             boundary.begun = True
             self._strategy.look_again()
+            self._agreed = self._windows.weights.ranks == 1
         windows = self._windows
         window, late = windows.inside, None
+        if not self._agreed and (window is None or window.boundary):
+            self._agree(loss, weight is not None)
         if window is None:
             factor = windows.alone(weight)
         else:
@@ -114,6 +120,21 @@ class Step:
                 self._strategy.backward(loss, seed, **kwargs)
         if late is not None and window is not None:
             window.scale(late)
+
+    def _agree(self, loss: torch.Tensor, weighs: bool) -> None:
+        """Before the first gradients of a cell are shared. Where one rank gives a weight and another does not, their
+        exchanges are not the same, which ends processes.
+        """
+        if not weighs and not self._strategy.shares(loss):
+            return
+        answers = messages.agree("backward", weighs)
+        if len(set(answers)) > 1:
+            told = "; ".join(f"rank {rank} {'gives one' if one else 'gives none'}" for rank, one in enumerate(answers))
+            raise messages.DistributedOperationException(
+                f"backward(loss, weight=...): a weight is given by all ranks or by none: {told}. A rank with nothing "
+                "to weigh gives weight=0"
+            )
+        self._agreed = True
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the gradients of these parameters, in place, by their joint norm. Returns the norm before, a 0-dim

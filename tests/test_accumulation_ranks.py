@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from nbdist import Accelerator
+from nbdist import Accelerator, state
 from nbdist.kwargs import GradientAccumulationPlugin
 from tests.ranks import run_ranks
 from tests.training import linear_at_zero
@@ -213,12 +213,35 @@ def _bad(rank: int, ranks: int) -> list[Any]:
             optimizer.step()
     except RuntimeError as error:
         told.append(str(error))
+    return told + _on_some(rank)
+
+
+def _on_some(rank: int) -> list[Any]:
+    """Only one rank gives a weight, in a cell that begins with a backward of that rank alone, of another model."""
+    told = []
+    for steps in (1, 2):
+        accelerator, model, optimizer, _ = made(steps)
+        rows = torch.ones(1, 1)
+        state.step_boundary.reset()
+        if rank and steps == 1:
+            accelerator.backward(torch.nn.Linear(1, 1)(rows).mean())
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trained(accelerator, model, optimizer, [rows] * steps, lambda *_: 1 if rank else None)
+        except RuntimeError as error:
+            told.append(str(error))
+        told.append(trained(accelerator, model, optimizer, [rows] * steps, lambda *_: 3)[-1])
     return told
 
 
 @pytest.mark.ranks
 def test_a_bad_weight_on_one_rank_is_an_error_on_all() -> None:
     first, second = run_ranks(_bad, 2)
+    assert first[-4:] == second[-4:]
+    for text, weight in zip(first[-4::2], first[-3::2], strict=True):
+        assert "by all ranks or by none: rank 0 gives none; rank 1 gives one." in text and weight == 1
+    del first[-4:], second[-4:]
     assert len(first) == len(second) == 2 * 6 + 2 * 12 + 2
     assert all("another rank has passed a weight" in text for text in first[:-2:2])
     assert all(text.startswith("weight ") for text in second[:-2:2])

@@ -80,6 +80,7 @@ MAY = {
         "shipping",
         "registry",
         "messages",
+        "reach",
     },
     "bigmodel": {"config", "state"},
     "worker": {"shipping", "state", "config", "system", "sockets"},

@@ -86,6 +86,10 @@ class Strategy:
         """Run backward from `loss` with `seed` as its gradient; `options` are those of torch.autograd.backward."""
         torch.autograd.backward(loss, seed, **options)
 
+    def shares(self, loss: torch.Tensor) -> bool:
+        """Whether backward from this loss exchanges gradients with the other ranks."""
+        return False
+
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
         """Whether the next forward and backward of this wrapped model share gradients with the other ranks."""
 

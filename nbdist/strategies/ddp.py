@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.utils as dist_utils
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist import views
+from nbdist import reach, views
 from nbdist.state import DistributedType, Process
 from nbdist.strategies import compression, likeness, replica
 from nbdist.strategies.base import Strategy, Through, as_it_is
@@ -222,6 +222,10 @@ class DDP(Strategy):
                 message = _left_out(model)
                 repair(model)
                 raise RuntimeError(message) from None
+
+    def shares(self, loss: torch.Tensor) -> bool:
+        models = [model for ref in self._models if (model := ref()) is not None and model.require_backward_grad_sync]
+        return bool(models) and reach.reaches(loss, [one for model in models for one in model.parameters()])
 
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
         inner = getattr(model, "_orig_mod", model)
