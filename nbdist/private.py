@@ -237,6 +237,15 @@ INTERFACES: tuple[Interface, ...] = (
         "",
     ),
     Interface(
+        "Python",
+        "__basicsize__",
+        "nbdist/data/sandbox.py",
+        "the state of random's generator is exchanged as memory when a random stream is read: 1 us a step, and not 23",
+        "it is copied by getstate and setstate",
+        self_tests.state_of_random,
+        "tests/data/test_sandbox.py::test_where_states_cannot_be_exchanged_as_memory",
+    ),
+    Interface(
         "torch",
         "_iterator _IterableDataset_len_called",
         "nbdist/data/loader.py nbdist/data/inside.py",

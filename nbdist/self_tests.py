@@ -200,6 +200,12 @@ def loader_attributes() -> None:
     assert vars(DataLoader(Stream()))["_IterableDataset_len_called"] is None
 
 
+def state_of_random() -> None:
+    from nbdist.data import sandbox
+
+    assert sandbox._in_memory()
+
+
 def pipeline_of_datasets() -> None:
     try:
         datasets = importlib.import_module("datasets")

@@ -11,9 +11,10 @@ generator, else `DataLoaderConfiguration.data_seed`, else that of `set_seed`, el
 own. Where the ranks are seeded differently when they prepare it, rank 0's counts. The number counts what one
 Accelerator prepares (`numbers`), so that two loaders over as many samples have two orders. A worker of a map-style
 loader draws (augmentation) from a function of these, the rank and the worker, so that each rank augments differently,
-and each run alike; behind a resumed point it draws anew. Workers of a stream draw alike on all ranks, since all read
-one stream. Persistent workers are seeded once, at their start, as torch does it. Without workers the dataset draws from
-the process's own generators.
+and each run alike; behind a resumed point it draws anew. Persistent workers are seeded once, at their start, as torch
+does it. Without workers a map-style dataset draws from the process's own generators. Ranks that read one stream draw
+alike, with and without workers, apart from the process's own generators; one process alone reads a stream without
+workers as torch does, from those.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def prepare_loader(
         numbers: of the loaders that report to `live`. Default: it has the number 0.
 
     Raises:
-        ValueError: its batches cannot be split as the options ask, or not be dispatched. TypeError: it is no DataLoader.
+        ValueError: its batches cannot be split as the options ask, or not be dispatched. TypeError: it is none.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(

@@ -1,10 +1,7 @@
-"""Random order that is a pure function of seed and epoch, on every rank, whatever else draws random numbers."""
+"""Seeds: random order is a pure function of them, on every rank, whatever else draws random numbers."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -34,53 +31,3 @@ def generator_of(*samplers: Any) -> torch.Generator | None:
         if isinstance(generator, torch.Generator):
             return generator
     return None
-
-
-class Sandbox:
-    """Random state of its own: inside `with sandbox:` random, numpy and torch draw from it, outside nothing has
-    changed.
-
-    It goes on where it was when entered again, so a sampler may be pulled a few items at a time.
-
-    Args:
-        seed: where its state starts.
-        samplers: those that have a `generator` attribute draw from a fresh one with this seed while inside.
-    """
-
-    def __init__(self, seed: int, *samplers: Any) -> None:
-        self._seed = seed
-        self._samplers = [sampler for sampler in samplers if hasattr(sampler, "generator")]
-        self._generator = torch.Generator().manual_seed(seed)
-        self._inner: tuple[Any, ...] | None = None
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        outer = _states()
-        theirs = [(sampler, sampler.generator) for sampler in self._samplers]
-        for sampler, _ in theirs:
-            sampler.generator = self._generator
-        if self._inner is None:
-            random.seed(self._seed)
-            numpy.random.seed(self._seed % 2**32)
-            torch.random.default_generator.manual_seed(
-                self._seed
-            )  # the CPU's only: others would have to be restored too
-        else:
-            _restore(self._inner)
-        try:
-            yield
-        finally:
-            self._inner = _states()
-            _restore(outer)
-            for sampler, generator in theirs:
-                sampler.generator = generator
-
-
-def _states() -> tuple[Any, ...]:
-    return random.getstate(), numpy.random.get_state(), torch.random.get_rng_state()
-
-
-def _restore(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
-    numpy.random.set_state(states[1])
-    torch.random.set_rng_state(states[2])

@@ -14,6 +14,7 @@ from nbdist.data.cursor import Cursor
 from nbdist.data.move import CopyAhead
 from nbdist.data.options import Options
 from nbdist.data.plan import FlatPlan, LazyPlan, by_batch, by_part, by_sample, known_length
+from nbdist.data.sandbox import Sandbox
 
 
 def is_usual(batches: Any) -> bool:
@@ -107,7 +108,7 @@ class Source:
                     one.set_epoch(epoch)
         seed = randomness.mixed(self._seed(), epoch)
         if own is not None:
-            sandbox = randomness.Sandbox(seed, own, getattr(own, "sampler", None))
+            sandbox = Sandbox(seed, own, getattr(own, "sampler", None))
             cut = by_part if self._options.split_batches and not self.sharded else by_batch
             return LazyPlan(cut(lambda: own, self.ranks), sandbox, self.rank, self.copies)
         return self._flat(sampler, seed)
@@ -125,11 +126,11 @@ class Source:
             order = torch.randperm(sampler.num_samples, generator=generator).numpy()
         elif not hasattr(sampler, "__len__"):
             groups = by_sample(lambda: sampler, self.batch, self.ranks, self.drop_last)
-            return LazyPlan(groups, randomness.Sandbox(seed, sampler), self.rank, self.copies)
+            return LazyPlan(groups, Sandbox(seed, sampler), self.rank, self.copies)
         elif self.sharded:
             order = list(sampler)
         else:
-            with randomness.Sandbox(seed, sampler).entered():
+            with Sandbox(seed, sampler):
                 order = list(sampler)
             if all(type(index) is int for index in order[:1]):
                 order = numpy.asarray(order)

@@ -2,12 +2,16 @@
 
 Where the stream ends only the process that reads it knows, and with workers that is not the rank: so the sizes of a
 short step travel with its samples and its batch. Full steps travel bare.
+
+Ranks that read a random stream must draw alike: without workers (theirs are seeded) each step is read in a `Sandbox`
+of the epoch's seed. One process alone reads its stream as torch does, from its own generators.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +21,7 @@ from nbdist.data import randomness
 from nbdist.data.cursor import Cursor
 from nbdist.data.options import Options
 from nbdist.data.plan import known_length, parted
+from nbdist.data.sandbox import Sandbox
 from nbdist.data.stream_state import StreamState
 
 
@@ -39,11 +44,12 @@ class StreamSource:
         self.stream = ShardedIterable(loader.dataset, self.batch, options.rank, options.ranks, loader.drop_last)
         # Of one stream that all ranks read; what differs by rank is not in a loader's state.
         self.own_state = StreamState.of(loader) if not options.shared_by else None
+        self._draws_alike = options.ranks > 1 and not loader.num_workers
         if loader.persistent_workers:
             self.stream.share()
         self.attributes: dict[str, Any] = {
             "dataset": self.stream,
-            "collate_fn": TailCollate(loader.collate_fn, batched),
+            "collate_fn": TailCollate(loader.collate_fn, self.batch if batched else None),
         }
         if batched and self.batch != loader.batch_size:
             self.attributes["batch_size"] = self.batch
@@ -78,11 +84,15 @@ class StreamSource:
             hold = self.own_state.hold
             if self.own_state.begin(epoch, start):
                 skip = self.stream.passed_over = 0
-        inner = begin(randomness.mixed(self._seed(), epoch))  # workers draw the same on all ranks: it is one stream
-        batches = _streamed(inner, self.batch, self._options.ranks, cursor, start, skip)
+        seed = randomness.mixed(self._seed(), epoch)  # workers draw the same on all ranks: it is one stream
+        self.stream.sandbox = Sandbox(seed) if self._draws_alike else None
+        inner = begin(seed)
+        if skip:
+            inner = itertools.islice(inner, skip, None)
+        size, ranks = self.batch, self._options.ranks
         if self._options.accumulates():
-            return known_last(batches, cursor, hold)
-        return (batch for batch, _, _, _ in batches)
+            return known_last(inner, cursor, size, ranks, start, hold)
+        return _streamed(inner, cursor, size, ranks, start)
 
 
 class ShardedIterable(IterableDataset):
@@ -98,6 +108,7 @@ class ShardedIterable(IterableDataset):
     def __init__(self, dataset: Any, batch: int, rank: int, ranks: int, drop_last: bool) -> None:
         self._dataset, self._batch, self._rank, self._ranks, self._drop_last = dataset, batch, rank, ranks, drop_last
         self._passed_over: Any = 0
+        self.sandbox: Sandbox | None = None  # where the next iteration reads the user's dataset
 
     def share(self) -> None:
         """Workers that outlive an epoch see what is written to `passed_over`."""
@@ -116,10 +127,19 @@ class ShardedIterable(IterableDataset):
             self._passed_over = steps
 
     def __iter__(self) -> Iterator[Any]:
-        source, passed_over = iter(self._dataset), self.passed_over
+        passed_over = self.passed_over
+        if self._ranks == 1 and not passed_over:
+            return iter(self._dataset)  # a short step shows in its length
+        return self._parts(passed_over, self.sandbox or nullcontext())
+
+    def _parts(self, passed_over: int, sandbox: AbstractContextManager[None]) -> Iterator[Any]:
         whole, start = self._batch * self._ranks, self._batch * self._rank
-        while rows := list(itertools.islice(source, whole)):
-            if len(rows) < whole and self._drop_last:
+        with sandbox:
+            source = iter(self._dataset)
+        while True:
+            with sandbox:
+                rows = list(itertools.islice(source, whole))
+            if not rows or (len(rows) < whole and self._drop_last):
                 return
             if passed_over:
                 passed_over -= 1
@@ -144,43 +164,49 @@ class ShardedIterable(IterableDataset):
         return getattr(self._dataset, name)
 
 
-def _streamed(
-    inner: Iterator[Any], size: int, ranks: int, cursor: Cursor, start: int, skip: int
-) -> Iterator[tuple[Any, ...]]:
-    """Sets the cursor to each batch, and gives what `known_last` needs to set it again: (batch, local, total, step)."""
-    for _ in range(skip):
-        next(inner, None)
+def _streamed(inner: Iterator[Any], cursor: Cursor, size: int, ranks: int, start: int) -> Iterator[Any]:
+    """Sets the cursor to each batch."""
+    whole = size * ranks
     for step, batch in enumerate(inner, start):
         cursor.step = step
         if type(batch) is Tail:
             cursor.local, cursor.total = batch.local, batch.total
             batch = batch.value
         else:  # workers end one by one: after a short step a full one may follow
-            cursor.local, cursor.total = size, size * ranks
-        yield batch, cursor.local, cursor.total, step
+            cursor.local, cursor.total = size, whole
+        yield batch
 
 
 def known_last(
-    batches: Iterator[tuple[Any, ...]], cursor: Cursor, hold: Callable[[], None] | None = None
+    inner: Iterator[Any], cursor: Cursor, size: int, ranks: int, start: int, hold: Callable[[], None] | None = None
 ) -> Iterator[Any]:
-    """One batch of look-ahead: the last one is known as such. An error waits until the batch before is delivered.
-    `hold` is called before each look ahead.
+    """The same with one batch of look-ahead: the last one is known as such. An error waits until the batch before is
+    delivered. `hold` is called before each look ahead.
     """
-    held: tuple[Any, ...] | None = next(batches, None)
-    while held is not None:
-        error = following = None
+    whole, step = size * ranks, start
+    held: Any = next(inner, _NONE)
+    while held is not _NONE:
+        error, following = None, _NONE
         try:
             if hold is not None:
                 hold()
-            following = next(batches, None)
+            following = next(inner, _NONE)
         except Exception as raised:
             error = raised
-        batch, cursor.local, cursor.total, cursor.step = held
-        cursor.last = following is None and error is None
-        yield batch
+        cursor.step, cursor.last = step, following is _NONE and error is None
+        if type(held) is Tail:
+            cursor.local, cursor.total = held.local, held.total
+            held = held.value
+        else:
+            cursor.local, cursor.total = size, whole
+        yield held
         if error is not None:
             raise error
         held = following
+        step += 1
+
+
+_NONE: Any = object()
 
 
 class _Nothing:
@@ -209,21 +235,23 @@ class Tail:
 
 
 class TailCollate:
-    """The user's collate function, over samples that may be tails.
+    """The user's collate function, over samples that may be tails, or fewer than there should be.
 
     Args:
         collate: the user's function.
-        batched: whether it gets a list of samples; with batch_size=None it gets one.
+        size: samples of a full batch; None with batch_size=None: it then gets one sample and no list of them.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], batched: bool) -> None:
-        self._collate, self._batched = collate, batched
+    def __init__(self, collate: Callable[[Any], Any], size: int | None) -> None:
+        self._collate, self._size = collate, size
 
     def __call__(self, rows: Any) -> Any:
-        first = rows[0] if self._batched else rows
+        size = self._size
+        first = rows if size is None else rows[0]
         if first is NOTHING:
             return None
         if type(first) is not Tail:
-            return self._collate(rows)
-        value = self._collate([row.value for row in rows] if self._batched else first.value)
+            batch = self._collate(rows)
+            return batch if size is None or len(rows) == size else Tail(batch, len(rows), len(rows))
+        value = self._collate(first.value if size is None else [row.value for row in rows])
         return Tail(value, first.local, first.total)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 from nbdist import Accelerator, DataLoaderConfiguration, set_seed
 from nbdist.data.delivering import rows_of
@@ -45,6 +45,17 @@ def trained(accelerator: Accelerator, loader: Any) -> tuple[int, int, float]:
             optimizer.zero_grad()
         steps, real = steps + 1, real + bool(accelerator._live[-1].local)
     return steps, real, accelerator.unwrap_model(model).weight.item()
+
+
+class Shuffled(IterableDataset):
+    """A stream whose order is drawn from a process's own generators."""
+
+    def __iter__(self) -> Iterator[int]:
+        rows = torch.randperm(12).tolist()
+        random.shuffle(rows)
+        numpy.random.shuffle(rows)
+        for row in rows:
+            yield row + 100 * random.randrange(2)
 
 
 class Drawing(Dataset):
@@ -93,6 +104,14 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
     seeded = accelerator.prepare(DataLoader(range(8), shuffle=True))
     copied = copy.deepcopy(seeded)
     told["set_seed"], told["copied"] = ([row.item() for row in loader] for loader in (seeded, copied))
+    random.seed(rank)  # and torch and numpy are not where they were either
+    told["random stream"] = []
+    for options in ({}, {"num_workers": 2}):
+        stream, before = accelerator.prepare(DataLoader(Shuffled(), batch_size=2, **options)), random.getstate()
+        epochs = [[row for rows, *_ in taken(accelerator, stream) for row in rows] for _ in range(2)]
+        undisturbed = before == random.getstate()
+        stream.load_state_dict(stream.state_dict() | {"epoch": 1, "delivered": 1})
+        told["random stream"].append((epochs, [row for rows in stream for row in rows.tolist()], undisturbed))
     drawing = accelerator.prepare(DataLoader(Drawing(), batch_size=1, num_workers=1))
     told["drawn"] = [[batch.tolist() for batch in drawing] for _ in range(2)]
     drawing.set_epoch(0)
@@ -140,6 +159,11 @@ def test_loaders_on_two_ranks() -> None:
         together = [row for pair in zip(first[name], second[name], strict=True) for row in pair]
         assert sorted(together) == list(range(8)) and together != list(range(8))
     assert first["copied"] == first["set_seed"] and second["copied"] == second["set_seed"]
+    for one, other, times in zip(first["random stream"], second["random stream"], (1, 2), strict=True):
+        assert one[2] and other[2]
+        for mine, theirs in zip(one[0], other[0], strict=True):
+            assert sorted(row % 100 for row in mine + theirs) == sorted([*range(12)] * times)  # a worker reads it too
+        assert one[0][0] != one[0][1] and (one[1], other[1]) == (one[0][1][2:], other[0][1][2:])
     assert first["drawn"] != second["drawn"] and first["drawn"][0] != first["drawn"][1]
     for told in (first, second):
         assert told["again"] == told["drawn"][0]
