@@ -50,7 +50,7 @@ def steps_apart(done: Mapping[int, Message]) -> str:
     made: dict[int, list[int]] = {}
     for rank, message in ran.items():
         made.setdefault(message["steps"], []).append(rank)
-    inside = [rank for rank, message in ran.items() if message["stepping"]]
+    inside = [rank for rank, message in ran.items() if message["stepping"] and message["asked"]]
     if len(ran) < 2 or (len(made) < 2 and not inside):
         return ""
     told = []

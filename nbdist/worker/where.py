@@ -112,10 +112,28 @@ def _public(frame: FrameType) -> str | None:
     return None if inner or code.co_filename.startswith(_WORKER) else code.co_name
 
 
-# Threads that begin no collective.
-_HARMLESS = ("nbdist-", "tqdm", "IPythonHistory")
+# Code that begins no collective by itself: Python's own, bars, data loaders.
+_HARMLESS = (os.path.dirname(os.__file__) + os.sep, _OURS)
+_HARMLESS_PACKAGES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tqdm", "torch", "IPython"))
+_COLLECTIVES = os.path.join("torch", "distributed") + os.sep
 
 
 def _threads_of_the_user() -> bool:
-    main = threading.main_thread()
-    return any(one is not main and not one.name.startswith(_HARMLESS) for one in threading.enumerate())
+    """Whether another thread than the main one may still begin a collective."""
+    frames = sys._current_frames()
+    return any(
+        isinstance(one, threading.Timer) or _may_begin_one(frames.get(one.ident or -1))
+        for one in threading.enumerate()
+        if one is not threading.main_thread()
+    )
+
+
+def _may_begin_one(frame: FrameType | None) -> bool:
+    while frame is not None:
+        file = frame.f_code.co_filename
+        known = any(name in file for name in _HARMLESS_PACKAGES) and _COLLECTIVES not in file
+        own = file.startswith(_HARMLESS) and f"{os.sep}site-packages{os.sep}" not in file
+        if not (known or own or file.startswith("<")):
+            return True
+        frame = frame.f_back
+    return False

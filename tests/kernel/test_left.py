@@ -43,6 +43,22 @@ def test_who_waits_for_it_is_told_at_once(nb: Notebook, options: str, code: str,
     works(nb, 2)
 
 
+def test_a_bar_and_workers_do_not_hide_it(nb: Notebook) -> None:
+    """They leave threads behind, which begin no collective."""
+    code = """
+import tqdm, concurrent.futures
+bar = tqdm.tqdm(range(1))
+pool = concurrent.futures.ThreadPoolExecutor()
+pool.submit(abs, 1).result()
+print(threading.active_count() > 4)
+if rank == 1: dist.all_reduce(torch.ones(1))
+"""
+    cell = nb.run(magic(code, 2))
+    assert "True" in cell.stdout and cell.error is not None and cell.error[0] == "RanksWaitForEachOther", cell.text
+    assert cell.seconds < END_LIMIT
+    nb.ok(magic("pool.shutdown()", 2))
+
+
 def test_nobody_else_is(nb: Notebook) -> None:
     """At once: rank 2 has left, and the others are busy without it, or with what it has begun before."""
     code = """
@@ -60,12 +76,13 @@ if rank == 0:
     assert nb.ok(magic(code, 3)).stdout == "met\n"
 
 
-def test_a_thread_may_still_come(nb: Notebook) -> None:
-    code = """
-def later():
-    time.sleep(2.5)
-    dist.barrier()
-if rank == 1: threading.Thread(target=later).start()
+@pytest.mark.parametrize(
+    "thread",
+    ["threading.Timer(2.5, dist.barrier)", "threading.Thread(target=lambda: time.sleep(2.5) or dist.barrier())"],
+)
+def test_a_thread_may_still_come(nb: Notebook, thread: str) -> None:
+    code = f"""
+if rank == 1: {thread}.start()
 else:
     dist.barrier()
     print("met")
