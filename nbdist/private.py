@@ -191,7 +191,7 @@ INTERFACES: tuple[Interface, ...] = (
     Interface(
         "datasets",
         "_ex_iterable",
-        "nbdist/data/stream_state.py",
+        "nbdist/data/stream_state.py nbdist/data/own_order.py",
         "whether a stream holds samples back (a shuffle buffer); if not, it resumes by its own state",
         "it is read up to where it was",
         self_tests.pipeline_of_datasets,

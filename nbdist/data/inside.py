@@ -11,10 +11,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from nbdist import messages, state
-from nbdist.data import randomness, resume
+from nbdist.data import own_order, randomness
 from nbdist.data.cursor import Cursor, Position
 from nbdist.data.dispatch import DispatchedRows, DispatchedStream
 from nbdist.data.options import Options
+from nbdist.data.resume import KINDS, Skipped
 from nbdist.data.sharded import OwnData, is_sharded
 from nbdist.data.source import Source
 from nbdist.data.stream import StreamSource
@@ -68,7 +69,7 @@ class Inside:
                 self.source.told(self.lengths)
         elif options.ranks > 1:
             self._agree()
-        self.skipped: resume.Skipped | None = None
+        self.skipped: Skipped | None = None
         self.replaced = {"_nb", "_iterator", *self.source.attributes}  # what is not the user's; for streams torch's too
         self.replaced.add("_IterableDataset_len_called")
 
@@ -82,13 +83,15 @@ class Inside:
         """
         source = self.source
         options = {"split_batches": self.options.split_batches, "dispatch_batches": self.options.dispatch}
-        mine = self._own, self.position.number, source.kind, source.length(), options | source.alike()
+        shared = type(source) in (Source, StreamSource) and not source.sharded  # of one order that all ranks have
+        order = own_order.of(self.original) if shared else {}
+        mine = self._own, self.position.number, source.kind, source.length(), options | source.alike(), order
         told = messages.agree("prepare a loader", mine)
-        seeds, numbers, kinds, lengths, alike = map(list, zip(*told, strict=True))
+        seeds, numbers, kinds, lengths, alike, orders = map(list, zip(*told, strict=True))
         # Ranks that were seeded or have counted differently would each shuffle in another order.
         self._agreed, self.position.number = seeds[0], numbers[0]
         if len(set(kinds)) > 1:
-            listed = ", ".join(f"rank {rank} has {resume.KINDS[kind]}" for rank, kind in enumerate(kinds))
+            listed = ", ".join(f"rank {rank} has {KINDS[kind]}" for rank, kind in enumerate(kinds))
             raise ValueError(f"the ranks prepare loaders of several kinds: {listed}. Prepare the same one on all ranks")
         _refuse_unlike(alike)
         self.lengths = lengths
@@ -100,6 +103,7 @@ class Inside:
                 f"the ranks' datasets differ in length: {listed}. A dataset that is to be split must be the same on "
                 "all ranks; for one that is split already, tell: prepare_data_loader(loader, already_sharded=True)"
             )
+        own_order.compare(orders)
 
     def copied(self, original: DataLoader) -> Inside:
         """The same around a copy of the original, which all ranks have agreed on already."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info, random_split
 
 from nbdist import Accelerator, DataLoaderConfiguration, set_seed
 from nbdist.data.delivering import rows_of
@@ -56,6 +56,19 @@ class Shuffled(IterableDataset):
         numpy.random.shuffle(rows)
         for row in rows:
             yield row + 100 * random.randrange(2)
+
+
+class Owning(IterableDataset):
+    """A stream, sampler or dataset with a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.inner = {"draws": [random.Random(seed)]}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.inner["draws"][0].sample(range(9), 9))
+
+    def __len__(self) -> int:
+        return 9
 
 
 class Drawing(Dataset):
@@ -130,11 +143,23 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
             "shuffled": DataLoader(range(8), shuffle=rank == 0),
             "workers": DataLoader(Stream(range(8)), num_workers=rank),
             "own batches": DataLoader(range(2), batch_sampler=Ragged(2) if rank else [[0], [1]]),
+            "subsets": DataLoader(random_split(range(20), [10, 10], torch.Generator().manual_seed(rank))[0]),
         }.items():
             try:
                 accelerator.prepare(loader)
             except Exception as error:
                 told[name] = f"{type(error).__name__}: {error}"
+        told["warned"] = []
+        for loader in (
+            DataLoader(Owning(rank)),
+            DataLoader(range(9), sampler=Owning(rank)),
+            DataLoader(Owning(0)),
+            DataLoader(random_split(Owning(rank), [4, 5], torch.Generator().manual_seed(0))[0], shuffle=True),
+        ):
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                accelerator.prepare(loader)
+            told["warned"].append([str(one.message) for one in warned if "torch" not in one.filename])
     return told
 
 
@@ -171,6 +196,12 @@ def test_loaders_on_two_ranks() -> None:
     assert first["zips"][0] == [([0.0, 1.0], [0.0, 1.0])] == first["zips"][1] == first["zips"][2]
     told = "ValueError: the ranks' datasets differ in length: rank 0 has 5, rank 1 has 6"
     assert first["lengths"].startswith(told) and first["lengths"] == second["lengths"]
+    assert "ValueError: the ranks' subsets hold other samples (dataset.indices differs)" in first["subsets"]
+    streamed, sampled, *rest = first["warned"]
+    assert first["warned"] == second["warned"] and rest == [[], []]
+    for warned, where in ((streamed, "dataset"), (sampled, "sampler.sampler")):
+        (text,) = warned
+        assert text.startswith(f"the ranks hold random generators in other states ({where}.inner['draws'][0]). Where")
     assert "rank 0 has a dataset with indices, rank 1 has a stream" in first["kinds"]
     for name, one, other in (
         ("batch sizes", "batch_size=2, drop_last=False", "batch_size=3, drop_last=True"),
@@ -359,7 +390,7 @@ def test_the_configuration() -> None:
         warnings.simplefilter("error")
         Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))  # said once
         seeded = Accelerator(dataloader_config=DataLoaderConfiguration(data_seed=7, use_stateful_dataloader=True))
-    with pytest.raises(TypeError, match="dataloader_config is of type dict"):
+    with pytest.raises(TypeError, match=r"dataloader_config is \{"):
         Accelerator(dataloader_config={"split_batches": True})  # type: ignore[arg-type]
     set_seed(7)
     right = [batch.item() for batch in Accelerator().prepare(DataLoader(range(9), shuffle=True))]

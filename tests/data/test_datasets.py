@@ -175,12 +175,19 @@ def split(rank: int, ranks: int) -> dict[str, Any]:
         told[f"{name} again"] = ids(loader)
         loader.load_state_dict(loader.state_dict() | {"epoch": 1, "delivered": 1})
         told[f"{name} resumed"] = ids(loader)
+    for name, seeded in (("unseeded", {}), ("seeded", {"seed": 3})):
+        try:
+            told[name] = flat(ids(accelerator.prepare(DataLoader(generated(11).shuffle(buffer_size=5, **seeded)))))
+        except ValueError as error:
+            told[name] = str(error)
     return told
 
 
 @pytest.mark.ranks
 def test_datasets_that_are_split_by_node() -> None:
     first, second = run_ranks(split, 2)
+    assert "the ranks' streams come in other orders (dataset._ex_iterable.generator differs)" in first["unseeded"]
+    assert first["unseeded"] == second["unseeded"] and set(first["seeded"] + second["seeded"]) == {*range(11)}
     for name, rows in {"table": 11, "stream": 11, "shards": 11, "workers": 23, "few": 1}.items():
         assert [step[1:] for step in first[name]] == [step[1:] for step in second[name]], name
         assert first[name][-1][2] and sum(step[1] for step in first[name]) == rows
