@@ -13,7 +13,7 @@ from nbdist.config.detect import NotEnoughDevices
 from nbdist.launchers import failures
 from nbdist.launchers.cell import run_cell
 from nbdist.launchers.client import SupervisorLost
-from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, RanksEnded, StartFailed
+from nbdist.launchers.errors import NotOnTheRanks, RanksBusy, RanksEnded, StartFailed, missing_name, say_why_missing
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.request import Request, Result, Screen
 from nbdist.launchers.settling import settle
@@ -195,19 +195,21 @@ class Distributed:
     def _explain(self, result: Result, source: CellSource) -> None:
         """A NameError on the ranks for a name that the notebook has: say why the cell could not see it."""
         error = result.error
-        name = None
-        if isinstance(error, NameError) and (match := re.search(r"name '(\w+)' is not defined", str(error))):
-            name = match[1]
-        elif isinstance(error, KeyError) and error.args and "globals()" in source.source:
+        name = missing_name(error)
+        if name is None and isinstance(error, KeyError) and error.args and "globals()" in source.source:
             name = error.args[0]
         if not isinstance(name, str) or name not in self.shell.user_ns or error is None:
             return
         if name in result.left_out:
-            error.add_note(f"the notebook has {name!r}, but it could not be sent: {result.left_out[name]}")
+            why = result.left_out[name]
+            say_why_missing(
+                error, f"the notebook has {name!r}, but it could not be sent: {why}. Make it in a cell there"
+            )
         else:
-            error.add_note(
+            say_why_missing(
+                error,
                 f"the notebook has {name!r}, but nbdist did not see that the cell reads it (by eval, for example): "
-                f"mention it in the cell, as in `{name}`"
+                f"mention it in the cell, as in `{name}`",
             )
 
 

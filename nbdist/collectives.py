@@ -13,7 +13,6 @@ A nested value is tuples (named ones too), lists and dicts, with at their ends
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +48,8 @@ def _tensors_of_all(mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]
             own[start : start + flat.numel()] = flat
         out = torch.empty(length * len(shapes), dtype=torch.uint8, device=device)
         if length:
-            messages.all_gather(out, own)
+            with messages.waiting():
+                messages.all_gather(out, own)
         for rank, (starts, _) in enumerate(places):
             for index, start in zip(indices, starts, strict=True):
                 size = _numel(shapes[rank][index]) * mine[index].element_size()
@@ -181,7 +181,8 @@ def _reduced(value: torch.Tensor, reduction: str, scale: float, ranks: int, path
         operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(reduction, dist.ReduceOp.SUM)
         if work.device.type == "cpu" and messages.message_device().type != "cpu":
             raise RuntimeError("the process group has no backend for CPU tensors; move the value to the device first")
-        dist.all_reduce(work, op=operation)
+        with messages.waiting():
+            dist.all_reduce(work, op=operation)
     factor = scale / ranks if reduction == "mean" else scale
     return (work * factor if factor != 1.0 else work).to(dtype)
 
@@ -212,7 +213,8 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
             if rank == from_process and not whole:
                 data.copy_(target)
             if data.numel():
-                dist.broadcast(_bytes(data), src=from_process)
+                with messages.waiting():
+                    dist.broadcast(_bytes(data), src=from_process)
             if not whole and tuple(target.shape) == shapes[index]:
                 target.copy_(data)
             results.append(end.value if tuple(target.shape) == shapes[index] else data)
@@ -242,11 +244,9 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         data = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
     else:
         data = torch.empty(sent[from_process], dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=from_process)
-    got = pickle.loads(data.cpu().numpy().tobytes())
-    if isinstance(got, messages.Unsendable):
-        raise TypeError(f"what rank {from_process} wants to send cannot be pickled: {got.reason}")
-    object_list[:] = got
+    with messages.waiting():
+        dist.broadcast(data, src=from_process)
+    object_list[:] = messages.unpack(data.cpu().numpy().tobytes(), from_process)
     return object_list
 
 

@@ -6,8 +6,11 @@ Knows torch.distributed and nothing of this package; without a process group the
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -67,13 +70,26 @@ def exchange(value: Any) -> list[Any]:
     if max(sizes) > _MESSAGE - 8:
         longest = max(sizes)
         parts = _all_bytes(bytearray(payload).ljust(longest, b"\0"), world_size, device)
-        values = [pickle.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
-    else:
-        values = [pickle.loads(part[8 : 8 + size]) for part, size in zip(parts, sizes, strict=True)]
-    for rank, got in enumerate(values):
-        if type(got) is Unsendable:
-            raise TypeError(f"what rank {rank} wants to send cannot be pickled: {got.reason}")
-    return values
+        return [unpack(part[:size], rank) for rank, (part, size) in enumerate(zip(parts, sizes, strict=True))]
+    return [unpack(part[8 : 8 + size], rank) for rank, (part, size) in enumerate(zip(parts, sizes, strict=True))]
+
+
+def unpack(data: bytes, rank: int) -> Any:
+    """What a rank has packed.
+
+    Raises:
+        TypeError: it could not be pickled there, or cannot be unpickled here; names the rank.
+    """
+    try:
+        value = pickle.loads(data)
+    except Exception as error:
+        raise TypeError(
+            f"what rank {rank} has sent cannot be unpickled on this one: {type(error).__name__}: {error}. Its class, "
+            "and what it needs, must be there on every rank"
+        ) from error
+    if type(value) is Unsendable:
+        raise TypeError(f"what rank {rank} wants to send cannot be pickled: {value.reason}")
+    return value
 
 
 def all_gather(everyone: Any, own: Any, later: bool = False) -> Any:
@@ -93,26 +109,40 @@ def _all_bytes(mine: bytearray, world_size: int, device: Any) -> list[bytes]:
 
     own = torch.frombuffer(mine, dtype=torch.uint8).to(device)
     everyone = torch.empty(world_size * len(mine), dtype=torch.uint8, device=device)
-    try:
+    with waiting():
         all_gather(everyone, own)
-    except RuntimeError as error:
-        if any(text in str(error) for text in _GONE):
-            raise RuntimeError(gone(str(error))) from None
-        raise
     raw = everyone.cpu().numpy().tobytes()
     return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """What torch says in the body of a rank that is no more is said in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (lost := of_a_lost_rank(error)) is not None:
+            raise lost from None
+        raise
+
+
+def of_a_lost_rank(error: RuntimeError) -> Exception | None:
+    """What to raise in the place of an error that says that another rank is no more; None: it says something else."""
+    told = str(error)
+    return echo(gone(told)) if any(text in told for text in _GONE) and not told.startswith(_LOST) else None
+
+
+_LOST = "another rank has ended, or failed and left"
 
 
 def gone(told: str) -> str:
     """What is said where a rank waits for one that is no more.
 
     Args:
-        told: what torch says; its first line is shown.
+        told: what torch says; its first sentence is shown.
     """
-    return (
-        "another rank has ended, or failed and left, while this one waited for it; what it says itself is the cause "
-        f"({told.splitlines()[0]})"
-    )
+    first = re.sub(r"^\[[^\]]*\] ", "", told.splitlines()[0]).split(". ")[0]  # behind a line of gloo's own source
+    return f"{_LOST}, while this one waited for it; what it says itself is the cause ({first})"
 
 
 def message_device() -> Any:

@@ -110,14 +110,19 @@ class Step:
             ) from None
         # Another window than this one may have gathered gradients that are to be left alone.
         guard = None if len(windows.made) <= (window is not None) else keeping.guard(windows, window)
-        if silent:
-            with guard or nullcontext(), weightless(loss, list(windows.models.values())):
-                self._strategy.backward(loss, seed, **kwargs)
-        elif guard is None:
-            self._strategy.backward(loss, seed, **kwargs) if kwargs else self._strategy.backward(loss, seed)
-        else:
-            with guard:
-                self._strategy.backward(loss, seed, **kwargs)
+        try:
+            if silent:
+                with guard or nullcontext(), weightless(loss, list(windows.models.values())):
+                    self._strategy.backward(loss, seed, **kwargs)
+            elif guard is None:
+                self._strategy.backward(loss, seed, **kwargs) if kwargs else self._strategy.backward(loss, seed)
+            else:
+                with guard:
+                    self._strategy.backward(loss, seed, **kwargs)
+        except RuntimeError as error:
+            if (lost := messages.of_a_lost_rank(error)) is not None:
+                raise lost from None
+            raise
         if late is not None and window is not None:
             window.scale(late)
 

@@ -65,7 +65,12 @@ class Weights:
             with torch.no_grad():
                 there = self._device if self._device.type != "cpu" else torch.device("cpu")
                 total = torch.as_tensor(amount, dtype=self._exact).to(there, copy=True)
-                dist.all_reduce(total)
+                try:
+                    dist.all_reduce(total)
+                except RuntimeError as error:
+                    if (lost := messages.of_a_lost_rank(error)) is not None:
+                        raise lost from None
+                    raise
                 if there.type == "cpu":
                     total = total.item()
         if wrong:

@@ -227,6 +227,28 @@ def test_backward_in_one_process() -> None:
     assert model.weight.grad.item() == pytest.approx(1.0)
 
 
+def test_a_rank_that_is_gone_is_said_in_words() -> None:
+    class Lost(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> Any:
+            raise RuntimeError(told)
+
+    loss = Lost.apply(torch.ones((), requires_grad=True))
+    told = "[/x/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically caused by a crash. GLHF!"
+    said = (
+        r"^another rank has ended, or failed and left, .* the cause \(Connection closed by peer \[127\.0\.0\.1\]:1\)$"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        Accelerator().backward(loss, retain_graph=True)
+    told = "something else"
+    with pytest.raises(RuntimeError, match=r"^something else$"):
+        Accelerator().backward(loss)
+
+
 def _gradients(rank: int, ranks: int) -> dict[str, Any]:
     """Every way to weigh, with one row on rank 0 and three on rank 1."""
     accelerator = Accelerator()

@@ -139,6 +139,11 @@ def test_reduce_broadcast_and_pad() -> None:
     assert first["padded before"] == ("float32", [0.0, 1.0]) and second["padded before"] == ("float32", [1.0, 1.0])
 
 
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
 def _mismatches(rank: int, ranks: int) -> list[tuple[str, str]]:
     gather, reduce = collectives.gather, collectives.reduce
     calls: list[Callable[[], Any]] = [
@@ -155,6 +160,8 @@ def _mismatches(rank: int, ranks: int) -> list[tuple[str, str]]:
         lambda: gather(torch.eye(2).to_sparse()),
         lambda: reduce("text"),
         lambda: collectives.broadcast(torch.ones(1) if rank else 1.0),
+        lambda: collectives.gather_object(Unreadable() if rank else 1),
+        lambda: collectives.broadcast_object_list([Unreadable()]),
         lambda: collectives.broadcast_object_list("x"),
         lambda: collectives.broadcast(torch.ones(1), from_process=2),
         lambda: collectives.broadcast(torch.ones(1), from_process="0"),
@@ -175,7 +182,10 @@ def test_mismatches_are_exceptions_on_every_rank_that_name_the_ranks() -> None:
     assert first == second
     apart = "DistributedOperationException"
     kinds = (
-        [apart] * 6 + ["TypeError", apart, apart] + ["TypeError"] * 3 + [apart, "TypeError", "ValueError", "TypeError"]
+        [apart] * 6
+        + ["TypeError", apart, apart]
+        + ["TypeError"] * 3
+        + [apart, *["TypeError"] * 3, "ValueError", "TypeError"]
     )
     assert [kind for kind, _ in first[:-1]] == kinds
     assert first[-1] == ("still works", "[1.0, 1.0, 1.0]")
@@ -184,7 +194,11 @@ def test_mismatches_are_exceptions_on_every_rank_that_name_the_ranks() -> None:
     assert "value['a']" in texts[1] and "float32" in texts[1] and "float64" in texts[1]
     assert "rank 0 is in reduce(mean) (" in texts[7] and "test_collectives.py:" in texts[7]
     assert "rank 1" in texts[9] and "pickle" in texts[9]
-    assert texts[13:16] == [
+    for text, sender in zip(texts[13:15], (1, 0), strict=True):
+        assert text.startswith(
+            f"what rank {sender} has sent cannot be unpickled on this one: ValueError: invalid literal"
+        )
+    assert texts[15:18] == [
         "broadcast_object_list: object_list is 'x'; it takes a list, which is filled in place",
         "broadcast: from_process is 2; there are processes 0 to 1",
         "broadcast: from_process is '0'; it takes the index of a process, 0 to 1",

@@ -171,7 +171,8 @@ def _dispatched(steps: Iterator[Step] | None, cursor: Cursor, start: int, option
             except Exception as raised:
                 error, head[0] = raised, _FAILED
         head = head.to(device)
-        dist.broadcast(head, 0)
+        with messages.waiting():
+            dist.broadcast(head, 0)
         status, *numbers = head.tolist()
         if status == _END:
             return

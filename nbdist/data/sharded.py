@@ -140,7 +140,8 @@ def _borrowed(batch: Any, sizes: list[int], rank: int) -> Any:
     device = messages.message_device()
     size = max(messages.exchange(len(sent)))
     message = sent.to(device) if rank == lender else torch.empty(size, dtype=torch.uint8, device=device)
-    dist.broadcast(message, lender)
+    with messages.waiting():
+        dist.broadcast(message, lender)
     return batch if rank == lender else parcel.unpack(message.cpu())
 
 

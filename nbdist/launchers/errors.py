@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class StartFailed(RuntimeError):
     """The ranks could not be started; the message names the rank and why."""
@@ -43,3 +45,17 @@ class RanksEnded(RuntimeError):
 
 class NotOnTheRanks(RuntimeError):
     """What the user asks for lives on ranks that are gone."""
+
+
+def missing_name(error: BaseException | None) -> str | None:
+    """The name that a NameError is about."""
+    found = re.search(r"^name '(\w+)' is not defined", str(error)) if isinstance(error, NameError) else None
+    return None if found is None else found[1]
+
+
+def say_why_missing(error: BaseException | None, why: str) -> None:
+    """Say in an error's own text why a rank does not have the name: a note under a long traceback is read last."""
+    if isinstance(error, NameError):
+        error.args = (f"{error}: {why}", *error.args[1:])
+    elif error is not None:  # a KeyError's argument is the key
+        error.add_note(why)

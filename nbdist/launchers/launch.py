@@ -16,7 +16,7 @@ from nbdist.config.detect import choose_ranks, inside_a_rank
 from nbdist.launchers import client
 from nbdist.launchers.cell import run_cell
 from nbdist.launchers.devices import PoolOptions, check_free
-from nbdist.launchers.errors import CannotComeBack
+from nbdist.launchers.errors import CannotComeBack, missing_name, say_why_missing
 from nbdist.launchers.pool import Pool
 from nbdist.launchers.request import RETURN_LIMIT, Request, Result, Screen
 from nbdist.launchers.screen import MODES, MergedScreen
@@ -226,12 +226,12 @@ def _conclude(result: Result, screen: Screen) -> Any:
             screen.notice(note)
         there = "; what rank 0 had made until then is here" if result.arrival is not None else ""
         raise KeyboardInterrupt(f"stopped, and the ranks were ended{there}")
-    missing = (
-        re.search(r"name '(\w+)' is not defined", str(result.error)) if isinstance(result.error, NameError) else None
-    )
-    if missing and missing[1] in result.left_out:
-        assert result.error is not None
-        result.error.add_note(f"{missing[1]!r} is here, but it could not be sent: {result.left_out[missing[1]]}")
+    name = missing_name(result.error)
+    if name in result.left_out:
+        say_why_missing(
+            result.error,
+            f"{name!r} is here, but it could not be sent: {result.left_out[name]}. Make it in the function",
+        )
     return result.conclude(screen)
 
 

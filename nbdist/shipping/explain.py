@@ -37,7 +37,9 @@ class Trouble:
         if words is not None:
             return f"{words}, which cannot leave its process"
         if isinstance(error, StaysOnRank):
-            return f"{article(type(self.value).__name__)}: {error}"
+            return (
+                str(error) if isinstance(self.value, RankedValue) else f"{article(type(self.value).__name__)}: {error}"
+            )
         return f"{article(type(self.value).__name__)}, which cannot be pickled ({reason_of(error)})"
 
 

@@ -113,15 +113,18 @@ ROWS = {
         "helper(0)", "ZeroDivisionError", "division by zero", more=("in helper(", "---->", "    return b / a")
     ),
     "eval": Row(
-        "eval('hidden_name')", "NameError", "name 'hidden_name' is not defined", more=("mention it in the cell",)
+        "eval('hidden_name')",
+        "NameError",
+        "name 'hidden_name' is not defined: the notebook has 'hidden_name', but nbdist did not see that the cell reads "
+        "it (by eval, for example): mention it in the cell, as in `hidden_name`",
     ),
     "globals": Row("globals()['hidden_name']", "KeyError", "'hidden_name'", more=("mention it in the cell",)),
     "a name that might be read and cannot travel": Row(
         "def reader(): return cfg\nreader()",
         "NameError",
-        "name 'cfg' is not defined",
+        "name 'cfg' is not defined: the notebook has 'cfg', but it could not be sent: TypeError: cannot pickle "
+        "'_thread.lock' object. Make it in a cell there",
         3,
-        more=("the notebook has 'cfg', but it could not be sent", "lock"),
     ),
     "a name that nobody has": Row("no_such_name", "NameError", "name 'no_such_name' is not defined"),
     "assert": Row("assert rank > 5, 'too low'", "AssertionError", "too low"),
