@@ -165,9 +165,10 @@ class Accelerator(Models, Step, Helpers):
             raise ValueError(f"device_placement has {len(placement)} entries for {len(args)} arguments")
         done: dict[int, Any] = {}
         # Models first: an optimizer is bound to what its model has become, in whatever order they were named.
-        for kind in (self._prepare_models, self._prepare_rest):
-            for argument, placed in zip(args, placement, strict=True):
-                kind(argument, placed, done)
+        with self._windows.preparing():
+            for kind in (self._prepare_models, self._prepare_rest):
+                for argument, placed in zip(args, placement, strict=True):
+                    kind(argument, placed, done)
         results = tuple(replaced(argument, done) for argument in args)
         return results[0] if len(results) == 1 else results
 
@@ -198,12 +199,15 @@ class Accelerator(Models, Step, Helpers):
         """
         checks.kind(optimizer, torch.optim.Optimizer, "prepare_optimizer: optimizer", "a torch.optim.Optimizer")
         prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else self._prepared.get(id(optimizer))
-        if prepared is None:
-            prepared = PreparedOptimizer(optimizer, self._windows)
-        elif id(prepared.optimizer) not in self._prepared:  # another Accelerator has prepared it
-            prepared.attend(self._windows)
-        self._prepared[id(prepared.optimizer)] = prepared
-        self._strategy.rebind(prepared.optimizer)
+        with self._windows.preparing():
+            if prepared is None:
+                prepared = PreparedOptimizer(optimizer, self._windows)
+                self._windows.admit(prepared)
+            elif id(prepared.optimizer) not in self._prepared:  # another Accelerator has prepared it
+                prepared.attend(self._windows)
+                self._windows.admit(prepared)
+            self._prepared[id(prepared.optimizer)] = prepared
+            self._strategy.rebind(prepared.optimizer)
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from nbdist import messages
+from nbdist.bare import refuse_bare_steps
 from nbdist.beside import Beside
 from nbdist.data.cursor import Cursor
+from nbdist.loose import Loose, trained_by
 from nbdist.strategies.base import Strategy
+from nbdist.strategies.optimizer import PreparedOptimizer
+from nbdist.strategies.watch import be_told, doubt
 from nbdist.weighing import Weights
 from nbdist.window import Window
 
@@ -33,11 +39,14 @@ class Accumulation:
         scaler: the loss scaler of fp16, None without one (nbdist/scaling.py).
         began: a backward was called.
         models: what was prepared, by the identity of the user's own.
+        optimizers: the prepared ones, by a number that is the same on all ranks.
+        loose: the parameters that only the optimizers know, where there are some or may be; None in one process.
         made: the windows, by the identity of their models.
     """
 
-    __slots__ = ("_beside", "_hand", "_noted", "_told", "began", "inside", "live", "made", "models", "newest",
-                 "scaler", "steps", "strategy", "switches", "weights", "with_loader")  # fmt: skip
+    __slots__ = ("__weakref__", "_beside", "_count", "_depth", "_hand", "_loose", "_noted", "_told", "_watched",
+                 "began", "inside", "live", "loose", "made", "models", "newest", "optimizers", "scaler", "steps",
+                 "strategy", "switches", "weights", "with_loader")  # fmt: skip
 
     def __init__(
         self,
@@ -57,9 +66,13 @@ class Accumulation:
         self.began = False
         self.models: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
         self.made: dict[Any, Window] = {}
+        self.optimizers: weakref.WeakValueDictionary[int, PreparedOptimizer] = weakref.WeakValueDictionary()
+        self.loose: Loose | None = None
+        self._loose = Loose(strategy, self.optimizers) if weights.ranks > 1 else None
+        self._count = self._depth = 0
         self._hand: tuple[Cursor | None, int, Cursor | None] = None, -1, None  # of the last backward outside of all
         self._beside = Beside()
-        self._noted = self._told = False
+        self._noted = self._told = self._watched = False
 
     def window(self, models: tuple[torch.nn.Module, ...]) -> Window:
         """The window of these models; of all prepared ones when none is named."""
@@ -74,11 +87,71 @@ class Accumulation:
         known = dict(self.models)
         named = {id(one): one for one in (known.get(id(model), model) for model in models or tuple(known.values()))}
         wrapped = tuple(named.values())
+        if self.weights.ranks > 1:
+            self._check([model for model in wrapped if not any(model is one for one in known.values())])
         key: Any = id(wrapped[0]) if len(wrapped) == 1 else tuple(map(id, wrapped))
         window = self.made.get(key)
         if window is None:
             window = self.made[key] = Window(self, wrapped, lambda _: self.made.pop(key, None))
+            doubt()  # it may have what others have had
         return window
+
+    def _check(self, models: list[torch.nn.Module]) -> None:
+        """Of models that were not prepared each rank would train its own, if nothing else shares their gradients."""
+        if not models:
+            return
+        shared = {id(one) for one in self.strategy.averaged()}
+        shared |= {id(one) for optimizer in list(self.optimizers.values()) for one in trained_by(optimizer)}
+        for model in models:
+            if any(one.requires_grad and id(one) not in shared for one in model.parameters()):
+                raise RuntimeError(
+                    f"this {type(model).__name__} is not prepared: each of the {self.weights.ranks} ranks would train "
+                    "one of its own. Call model, optimizer = accelerator.prepare(model, optimizer) first; again when "
+                    "they were made anew"
+                )
+
+    # ------------------------------------------------------------------ what the optimizers train
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Models or optimizers are prepared in this block; behind the outermost one ranks agree on what is loose."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if not self._depth and self.loose is not None:
+            self.loose.look("prepare (what optimizers train)")
+            self._settle()
+
+    def admit(self, optimizer: PreparedOptimizer) -> None:
+        """It attends to these windows from now on."""
+        self._count += 1
+        self.optimizers[self._count] = optimizer
+        self.doubt()
+
+    def doubt(self) -> None:
+        """Optimizers or models have changed, on all ranks alike: ranks are to agree again on what is loose."""
+        if self._loose is not None and self._count:
+            self._loose.doubt()
+            self.loose = self._loose
+
+    def share(self, window: Window | None) -> None:
+        """A backward in this window is done, or one outside of all: loose parameters' gradients are averaged."""
+        if self.loose is not None:
+            self.loose.share(window)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Ranks have agreed; where nothing is loose, nobody asks any more."""
+        if self.loose is not None and not self.loose.parameters:
+            self.loose = None
+
+    def unfinished(self) -> None:
+        """A window of more than one goes on."""
+        if not self._watched:
+            self._watched = True
+            be_told()
+            refuse_bare_steps(self)
 
     def forget(self) -> None:
         """Let go of all windows; gradients of open ones are dropped."""
@@ -86,6 +159,10 @@ class Accumulation:
             window.abandon("")
         self.made.clear()
         self.newest = None
+        if not self.optimizers:
+            self.loose, self._count = None, 0
+            if self._loose is not None:
+                self._loose.forget()
         self._hand, self._beside = (None, -1, None), Beside()
 
     def alone(self, weight: Any) -> Any:

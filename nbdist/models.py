@@ -60,8 +60,10 @@ class Models:
             model.to(self.device)
         if checks.flag(evaluation_mode, "prepare_model: evaluation_mode"):
             return self._seen(model)
-        wrapped = self._strategy.wrap(model, self._seen)
-        self._windows.models[id(model)] = wrapped
+        with self._windows.preparing():
+            wrapped = self._strategy.wrap(model, self._seen)
+            self._windows.models[id(model)] = wrapped
+            self._windows.doubt()
         return wrapped
 
     def _seen(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -228,6 +228,15 @@ INTERFACES: tuple[Interface, ...] = (
         "tests/kernel/test_private_gone.py::test_without_the_state_of_handles_of_hooks",
     ),
     Interface(
+        "torch",
+        "_fsdp_flattened",
+        "nbdist/loose.py",
+        "parameters that the user's own FullyShardedDataParallel spreads over the ranks are not averaged as if loose",
+        "parts of one size are averaged: prepare no optimizer of a model that is wrapped by hand",
+        self_tests.flattened_parameters,
+        "",
+    ),
+    Interface(
         "numpy",
         "_mmap",
         "nbdist/shipping/kinds_array.py",

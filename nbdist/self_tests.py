@@ -29,6 +29,11 @@ def flight_recorder() -> None:
     assert isinstance(told, dict) and "version" in told
 
 
+def flattened_parameters() -> None:
+    utils = importlib.import_module("torch.distributed.fsdp._common_utils")
+    assert utils.FSDP_FLATTENED == "_fsdp_flattened"
+
+
 def new_group_helper() -> None:
     from torch.distributed import distributed_c10d as registry
 

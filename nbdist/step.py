@@ -81,13 +81,13 @@ class Step:
             self._strategy.look_again()
             self._agreed = self._windows.weights.ranks == 1
         windows = self._windows
-        window, late = windows.inside, None
+        window, behind = windows.inside, None
         if not self._agreed and (window is None or window.boundary):
             self._agree(loss, weight is not None)
         if window is None:
             factor = windows.alone(weight)
         else:
-            factor, late = window.weigh(weight)
+            factor, behind = window.weigh(weight)
         silent = type(factor) is float and not factor
         try:
             if windows.scaler is not None:
@@ -119,18 +119,20 @@ class Step:
             else:
                 with guard:
                     self._strategy.backward(loss, seed, **kwargs)
+            if behind is not None:
+                behind()
+            if windows.loose is not None:
+                windows.share(window)
         except RuntimeError as error:
             if (lost := messages.of_a_lost_rank(error)) is not None:
                 raise lost from None
             raise
-        if late is not None and window is not None:
-            window.scale(late)
 
     def _agree(self, loss: torch.Tensor, weighs: bool) -> None:
         """Before the first gradients of a cell are shared. Where one rank gives a weight and another does not, their
         exchanges are not the same, which ends processes.
         """
-        if not weighs and not self._strategy.shares(loss):
+        if not weighs and self._windows.loose is None and not self._strategy.shares(loss):
             return
         answers = messages.agree("backward", weighs)
         if len(set(answers)) > 1:
@@ -190,13 +192,17 @@ class Step:
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Backward calls in this block leave the model's gradients to each rank; the next one outside shares all."""
+        """Backward calls in this block leave gradients to each rank, those of the model and those that belong to no
+        model; the next one outside shares all.
+        """
         with self._syncing(model, False):
             yield
 
     @contextmanager
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> Iterator[None]:
-        """Backward calls in this block share the model's gradients, also in the middle of an accumulation window."""
+        """Backward calls in this block share gradients also in the middle of an accumulation window: those of the model
+        and those that belong to no model.
+        """
         with self._syncing(model, True):
             yield
 
@@ -206,9 +212,14 @@ class Step:
         checks.kind(model, torch.nn.Module, where, "what prepare returned for the model")
         model = self._windows.models.get(id(model), model)
         self._strategy.set_sync(model, sync)
+        loose = self._windows.loose
+        if loose is not None:
+            before, loose.sync = loose.sync, sync
         try:
             yield
         finally:
+            if loose is not None:
+                loose.sync = before
             window = self._windows.inside
             self._strategy.set_sync(model, window is None or window.boundary or not self._windows.switches)
 

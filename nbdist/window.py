@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nbdist.beside import Beside, runs_inside
 from nbdist.data.cursor import Cursor
+from nbdist.held import Noted, around, parameters_of
 from nbdist.weighing import times
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class Window:
 
     __slots__ = (
         "_amount", "_at", "_beside", "_by", "_calls", "_cursor", "_ending", "_explicit", "_home", "_local",
-        "_measured", "_models", "_of", "_only", "_parts", "_ref", "_rows", "_slice_rows",
+        "_measured", "_models", "_noted", "_of", "_only", "_parts", "_ref", "_rows", "_slice_rows",
         "_slices", "_total", "_weighed", "_wrong", "boundary", "count", "holds", "outer", "said",
     )  # fmt: skip
 
@@ -66,6 +68,7 @@ class Window:
         self._only = self._measured = self._explicit = self._weighed = False
         self._amount: Any = 0.0
         self._wrong = ""
+        self._noted = Noted()
 
     def __enter__(self) -> None:
         of = self._of
@@ -112,6 +115,7 @@ class Window:
         if not self.count:
             self.count, self._parts, self._local, self._total, self._wrong = 1, 0, 0.0, 0, ""
             self._measured = self.holds = False
+            self._noted.clear()
             self._only = self.boundary = (ends or steps == 1) if said is None else said
             rows, weigher = None, self._by
             if weigher is not None:
@@ -125,8 +129,10 @@ class Window:
         if self._calls > 1 or self._slices > 1 or said is not None:
             self._measured = True
             self._only = self._only and said is None
-        if of.switches and not self.boundary:
-            self._set_sync(False)
+        if not self.boundary:
+            of.unfinished()
+            if of.switches:
+                self._set_sync(False)
         self.outer = of.inside if of.inside is not self else None
         of.newest = of.inside = self
 
@@ -151,6 +157,10 @@ class Window:
     def is_over(self) -> bool:
         """Whether the loop that opened it is over, so that it can never come to its boundary."""
         return self._of.with_loader and self._cursor is not None and self._cursor not in self._of.live
+
+    def has_a_loop(self) -> bool:
+        """Whether a prepared loader's loop has opened it, whose end is known."""
+        return self._of.with_loader and self._cursor is not None
 
     def _look_at_owner(self, newest: Cursor | None) -> None:
         """Another loader is in front than at the last micro-batch: go on when both run side by side, else drop."""
@@ -179,13 +189,17 @@ class Window:
         if not self.count:
             return
         self.count, self.boundary, self.holds = 0, True, False
-        for model in self.alive():
-            for parameter in model.parameters():
-                parameter.grad = None
+        self._noted.clear()
+        for parameter in self.parameters():
+            parameter.grad = None
         if self._of.switches:
             self._set_sync(True)
         if why:
             self._of.note(why)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Those whose gradients it gathers, together with the windows around it: see `nbdist.held`."""
+        return parameters_of(self._of, around(self), unclaimed=True)
 
     def alive(self) -> list[torch.nn.Module]:
         """Its models, as far as there still are any."""
@@ -197,11 +211,11 @@ class Window:
                 self._of.strategy.set_sync(model, sync)
 
     # ------------------------------------------------------------------ weights
-    def weigh(self, weight: Any) -> tuple[Any, Any]:
+    def weigh(self, weight: Any) -> tuple[Any, Callable[[], None] | None]:
         """A backward begins.
 
         Returns:
-            The factor for its seed; and what the window's gradients must be multiplied by after it, None for nothing.
+            The factor for its seed; and what is to be called behind it, None for nothing.
 
         Raises:
             ValueError, RuntimeError: see `Accelerator.backward`.
@@ -217,13 +231,15 @@ class Window:
                 return weights.share(weight, cursor is None or cursor.local > 0), None
             return 1.0 if cursor is None else cursor.local * weights.ranks / cursor.total, None
         if self._weighed:
-            return times(self._again(weight), self._ref), None
+            return times(self._again(weight), self._ref), None if self.boundary else self.note
         if self._parts and self._explicit is (weight is None):
             raise RuntimeError(
                 "some micro-batches of this accumulation window have an explicit weight and some do not: pass "
                 "backward(loss, weight=...) in all of them or in none"
             )
         self._weighed, self._explicit = True, weight is not None
+        if self._parts:
+            self._noted.put_back()
         self._parts += 1
         if weight is not None:
             self._amount, wrong = weights.amount(weight, cursor is None or cursor.local > 0)
@@ -239,16 +255,19 @@ class Window:
         self._local = self._local + self._amount
         if not self.boundary:
             self.holds = True
-            return times(self._amount, self._ref), None
+            return times(self._amount, self._ref), self.note
         self.holds = False
+        self._noted.clear()
         reference = self._ref
         late = self._late()
         if self.count == 1:
             return times(self._amount, self._ref), None
-        return times(self._amount, reference), late  # what was gathered before has this reference too
+        # What was gathered before has this reference too.
+        return times(self._amount, reference), None if late is None else partial(self.scale, late)
 
     def _again(self, weight: Any) -> Any:
         """One more backward in a micro-batch that was weighed already: the losses add up."""
+        self._noted.put_back()
         mine = self._amount
         same = (weight is not None) is self._explicit
         # Tensors are not compared, that could wait for a device; nor what is bad, which is told at the boundary.
@@ -273,10 +292,13 @@ class Window:
         self._ref = self._ref * correction
         return correction
 
+    def note(self) -> None:
+        """Its gradients are what they are now: what a model's zero_grad takes away is put back."""
+        self._noted.note(self, self._of)
+
     def scale(self, factor: Any) -> None:
         """Multiply the gradients gathered so far."""
-        for model in self.alive():
-            self._of.strategy.scale_gradients(model, factor)
+        self._of.strategy.scale_gradients(self.parameters(), factor)
 
     def settle(self) -> None:
         """An optimizer is about to act at the boundary, though the last micro-batch has called no backward.
@@ -287,6 +309,8 @@ class Window:
         self.holds = False
         if not self._parts or self._weighed:  # all of it was torch's own loss.backward()
             return
+        self._noted.put_back()
+        self._noted.clear()
         if self._of.switches and self._of.weights.ranks > 1:
             raise RuntimeError(
                 "the last micro-batch of this accumulation window has called no backward, so the gradients of those "
@@ -294,3 +318,5 @@ class Window:
             )
         if (late := self._late()) is not None:
             self.scale(late)
+        if self._of.loose is not None:
+            self._of.loose.average()

@@ -104,9 +104,15 @@ class Strategy:
             "It works with 'ddp' and 'single'"
         )
 
-    def scale_gradients(self, model: torch.nn.Module, factor: float | torch.Tensor) -> None:
-        """Multiply the model's gradients, in place, by a factor that is the same on all ranks."""
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    def averaged(self) -> Iterable[torch.Tensor]:
+        """The parameters of living models whose gradients `backward` shares; those of the optimizers that are not
+        among them are shared by `nbdist.loose`.
+        """
+        return ()
+
+    def scale_gradients(self, parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) -> None:
+        """Multiply these parameters' gradients, in place, by a factor that is the same on all ranks."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
             multiply = getattr(torch, "_foreach_mul_", None)  # one launch for all of them
             if multiply is not None:

@@ -236,6 +236,10 @@ class DDP(Strategy):
             learns = inner.static_graph and not getattr(inner, "_static_graph_delay_allreduce_enqueued", True)
             inner.require_backward_grad_sync = (sync or learns) and not local
 
+    def averaged(self) -> Iterator[torch.Tensor]:
+        for model in wrappers():
+            yield from model.module.parameters()
+
     def keep_local(self, model: torch.nn.Module, local: bool) -> None:
         inner = getattr(model, "_orig_mod", model)
         if local:

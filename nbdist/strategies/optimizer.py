@@ -30,10 +30,14 @@ class Gate:
     newest: Window | None = None
     scaler: Any = None
     began = False
+    loose: Any = None
     models: Mapping[int, torch.nn.Module] = MappingProxyType({})
 
     def complete(self) -> bool:
         return True
+
+    def doubt(self) -> None:
+        pass
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
@@ -51,20 +55,26 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.step_was_skipped = False
         self._gate = Gate() if gate is None else gate
-        self._trains = False  # looked at, and made for parameters that are trained
+        self._trains = False  # looked at, and made for parameters that are trained and that a wrapper averages
+        self._wiped = 0  # how many backward calls there had been when its gradients were last wiped
         doubt()
 
     def attend(self, gate: Any) -> None:
         """Another Accelerator prepares it: from now on that one's windows count."""
-        self._gate, self._trains = gate, False
+        self._gate, self._trains, self._wiped = gate, False, 0
         doubt()
+
+    def look_again(self, backwards: int) -> None:
+        """What it trains, or who averages that, may have changed; there have been so many backward calls."""
+        self._trains, self._wiped = False, backwards
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the inner optimizer; nothing inside of an accumulation window. Returns what the inner step does.
 
         Raises:
             RuntimeError: none of its parameters has a gradient or belongs to a prepared model, though there are some;
-                or the last micro-batch of the window has called no backward.
+                or the last micro-batch of the window has called no backward; or gradients that the Accelerator's
+                backward has to share come from another one.
         """
         gate = self._gate
         window = gate.newest
@@ -74,7 +84,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 return None
             if window.holds:
                 window.settle()
-        if not self._trains and gate.began and closure is None:
+        if not self._trains and closure is None:
             self._look()
         boundary = step_boundary
         boundary.stepping = True
@@ -91,18 +101,21 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return result
 
     def _look(self) -> None:
-        """Once: an optimizer over parameters that nobody trains would go unnoticed."""
+        """Once: an optimizer over parameters that nobody trains would go unnoticed. With loose ones: at each step."""
+        loose = self._gate.loose
+        if loose is not None:
+            loose.check(self, self._wiped)
+        if not self._gate.began:
+            return
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         trained = {id(parameter) for model in list(self._gate.models.values()) for parameter in model.parameters()}
-        self._trains = (
-            not trained or not parameters or any(one.grad is not None or id(one) in trained for one in parameters)
-        )
-        if not self._trains:
+        if trained and parameters and not any(one.grad is not None or id(one) in trained for one in parameters):
             raise RuntimeError(
                 f"this {type(self.optimizer).__name__} would train nothing: none of its {len(parameters)} parameters "
                 "has a gradient, and none belongs to a prepared model. Make it from the parameters of the model that "
                 "is trained"
             )
+        self._trains = loose is None or not loose.trains(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; but the gradients of an unfinished accumulation window stay."""
@@ -110,6 +123,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         window = gate.newest
         if window is None or not window.holds or (not window.boundary and gate.complete()):
             self.optimizer.zero_grad(set_to_none=set_to_none)
+            if not self._trains and set_to_none and gate.loose is not None:
+                self._wiped = gate.loose.backwards
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -143,6 +158,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
+        self._trains = False
+        self._gate.doubt()
         doubt()
 
     def __getattr__(self, name: str) -> Any:

@@ -19,6 +19,7 @@ from nbdist.strategies.repair import wrappers
 WATCH = "_nbdist_watch"
 trained = attrgetter("requires_grad")
 _DOUBT: tuple[Any, ...] = ((), None)
+edits = [0]  # how often anything may have been edited
 
 
 def watch(wrapped: torch.nn.Module) -> None:
@@ -29,6 +30,7 @@ def watch(wrapped: torch.nn.Module) -> None:
 
 def doubt(*_: Any) -> None:
     """Any model may have been edited: look at all of them before their next backward."""
+    edits[0] += 1
     for wrapped in wrappers():
         vars(wrapped)[WATCH] = _DOUBT
 

@@ -108,7 +108,7 @@ def test_without_foreach(nb: Notebook) -> None:
         nb,
         "from nbdist import strategies, state\nstrategy = strategies.create('ddp', state.current())\n"
         "model = torch.nn.Linear(2, 1)\nmodel(torch.ones(1, 2)).sum().backward()\n"
-        "del torch._foreach_mul_\nstrategy.scale_gradients(model, 3.0)\n"
+        "del torch._foreach_mul_\nstrategy.scale_gradients(model.parameters(), 3.0)\n"
         "assert model.weight.grad.tolist() == [[3.0, 3.0]]",
     )
 

@@ -57,7 +57,7 @@ def _steps(rank: int, ranks: int, name: str) -> dict[str, Any]:
     for sync in (False, True):  # two micro-batches, shared once
         strategy.set_sync(model, sync)
         backward(factor / 2)
-    strategy.scale_gradients(model, 3.0)
+    strategy.scale_gradients(model.parameters(), 3.0)
     found["window"] = [value for one in module.parameters() for value in one.grad.flatten().tolist()]
 
     optimizer.zero_grad()
