@@ -172,6 +172,15 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
+        "_metadata",
+        "nbdist/strategies/naming.py",
+        "versions of modules inside of a state dict, under the names with and without DDP's prefix",
+        "modules load as of their first version, as from a plain dict",
+        self_tests.state_versions,
+        "",
+    ),
+    Interface(
+        "torch",
         "_foreach_mul_",
         "nbdist/strategies/base.py",
         "gradients are scaled in one call",

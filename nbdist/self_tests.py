@@ -133,6 +133,13 @@ def left_out() -> None:
     assert model._ddp_params_and_buffers_to_ignore == ["bias"]
 
 
+def state_versions() -> None:
+    from torch import nn
+
+    state = nn.Sequential(nn.BatchNorm1d(1)).state_dict()
+    assert state._metadata.keys() == {"", "0"} and state._metadata["0"]["version"] == 2
+
+
 def foreach() -> None:
     import torch
 

@@ -132,7 +132,8 @@ class Step:
         """Before the first gradients of a cell are shared. Where one rank gives a weight and another does not, their
         exchanges are not the same, which ends processes.
         """
-        if not weighs and self._windows.loose is None and not self._strategy.shares(loss):
+        tensor = isinstance(loss, torch.Tensor)  # if not, what is shared does not matter any more
+        if not weighs and self._windows.loose is None and not (tensor and self._strategy.shares(loss)):
             return
         answers = messages.agree("backward", weighs)
         if len(set(answers)) > 1:

@@ -1,4 +1,5 @@
-"""DistributedDataParallel with what its module has besides forward: attributes, methods, `len(m)`, `m[0]`.
+"""DistributedDataParallel with what its module has besides forward: attributes, methods, `len(m)`, `m[0]`, and names
+of parameters and state without a prefix (strategies/naming.py).
 
 A method that computes with gradients goes the way that DDP's own forward goes: buffers are made equal before, unused
 parameters are looked for behind it. That way is a conversation of all ranks, and many methods are called on one alone
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from nbdist.strategies.naming import Named
 from nbdist.strategies.watch import WATCH
 
 # What Python looks for on the class alone.
@@ -31,7 +33,7 @@ _COMPILED = "_nbdist_compiled_inside"  # some of its modules had a compiled call
 _OPEN = "_nbdist_open"  # the wrapper is made: what it does not have is the module's
 
 
-class Replica(DistributedDataParallel):
+class Replica(Named, DistributedDataParallel):
     """What `prepare` makes of a module under DDP. Names that DDP has itself are DDP's; `module` is the module."""
 
     def __getattr__(self, name: str) -> Any:
@@ -47,7 +49,7 @@ class Replica(DistributedDataParallel):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = vars(self)
+        own = self.__dict__
         if type(value) is bool and name in own:
             own[name] = value  # what DDP notes at each step; nn.Module would look at what it is, ten times as long
         elif _OPEN in own and not name.startswith("_") and not _has(self, name):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -111,7 +113,7 @@ def test_dd1_what_the_module_has_the_prepared_model_has() -> None:
             assert found[way] == 2.0, way
         assert found["buffers"] == 5.0
         assert found["attributes"] == (True, 1, True, True)
-        assert found["set"] == (3.0, True, ["module.linear.weight"])
+        assert found["set"] == (3.0, True, ["linear.weight"])
         assert "'Model' object has no attribute 'nothing'" in found["error"]
         assert found["special"] == (2, True, ["Linear", "Tanh"]) and not found["no length"]
         (said,) = found["said"]
@@ -168,6 +170,64 @@ def test_compressed_gradients_train_also_after_an_interrupt_and_ranks_stay_equal
         far = max(abs(a - b) for a, b in zip(parameters, exact, strict=True))
         assert far < moved * 0.6, (name, far, moved)
         assert name == "no no" or far > 0, f"{name} has compressed nothing"
+
+
+def _names(rank: int, ranks: int) -> None:
+    from torch.distributed.checkpoint import state_dict as checkpoint
+    from torch.optim.swa_utils import AveragedModel
+
+    from nbdist import Accelerator
+
+    own = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 1)))
+    accelerator = Accelerator()
+    model, optimizer = accelerator.prepare(own, torch.optim.Adam(own.parameters()))
+    names = list(own.state_dict())
+    rest = nn.Linear(1, 1)
+    for module, single, where in (
+        (model, own, ""),
+        (nn.ModuleDict({"a": model, "b": rest}), nn.ModuleDict({"a": own, "b": rest}), "a."),
+        (AveragedModel(model), AveragedModel(own), "module."),
+        (pickle.loads(pickle.dumps(model)), own, ""),
+        (torch.compile(model), torch.compile(own), "_orig_mod."),
+    ):
+        for kind in ("named_modules", "named_parameters", "named_buffers", "state_dict"):
+            these, those = (dict(getattr(one, kind)()) for one in (module, single))
+            assert list(these) == list(those), (type(module), kind)
+        with_prefix = {
+            name.replace(where, f"{where}module.", 1 if name.startswith(where) else 0): one
+            for name, one in those.items()
+        }
+        for state in (those, these, with_prefix):
+            module.load_state_dict({name: torch.full_like(one, 2) for name, one in state.items()})
+            assert all((one == 2).all() for one in module.state_dict().values())
+    assert model.state_dict()._metadata.items() >= own.state_dict()._metadata.items()
+    assert set(model.modules()) == {model, *own.modules()}
+
+    wrong = {**model.state_dict(), "more": torch.ones(1)}
+    del wrong["0.bias"]
+    found = model.load_state_dict(wrong, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["0.bias"], ["more"])
+    inner = accelerator.prepare(
+        nn.Sequential(OrderedDict(part=nn.Sequential(OrderedDict(module=nn.Linear(1, 1))))).part
+    )
+    inner.load_state_dict(accelerator.unwrap_model(inner).state_dict())
+    inner.load_state_dict({f"module.{name}": one for name, one in inner.state_dict().items()})
+
+    accelerator.backward(model(torch.randn(4, 2)).mean())
+    optimizer.step()
+    for module in (model, torch.compile(model)):
+        state = checkpoint.get_model_state_dict(module)
+        assert sorted(state) == sorted(names)
+        checkpoint.set_model_state_dict(module, {name: torch.ones_like(one) for name, one in state.items()})
+        assert all((one == 1).all() for one in own.state_dict().values())
+    for one in (optimizer, optimizer.optimizer):
+        state = checkpoint.get_optimizer_state_dict(model, one)
+        assert "2.0.weight" in state["state"]
+        checkpoint.set_optimizer_state_dict(model, one, state)
+
+
+def test_names_and_state_are_those_of_the_module_and_torchs_checkpoints_work() -> None:
+    run_ranks(_names, 2)
 
 
 def _refused(rank: int, ranks: int) -> list[str]:
