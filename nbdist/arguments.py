@@ -37,7 +37,7 @@ class Handlers:
                 raise TypeError(f"kwargs_handlers: {checks.short(handler)} is not known; there is {known}")
             if type(handler) in self._by_type:
                 raise ValueError(f"kwargs_handlers has two {type(handler).__name__}; give one")
-            self._by_type[type(handler)] = handler
+            self._by_type[type(handler)] = checks.fields(handler)
 
     def get(self, kind: type[H]) -> H | None:
         """The handler of this kind, if one was given."""
@@ -74,6 +74,7 @@ def loading(config: kwargs.DataLoaderConfiguration | None, split_batches: bool) 
     )
     if config.data_seed is not None:
         config = dataclasses.replace(config, data_seed=state.whole_seed(config.data_seed, "data_seed"))
+    checks.fields(config)
     if not config.even_batches:
         without_effect("even_batches=False", "tails are uneven anyway, and weighed")
     if not config.use_seedable_sampler:
@@ -102,6 +103,7 @@ def accumulation(steps: int, plugin: kwargs.GradientAccumulationPlugin | None) -
     """
     wants = "a nbdist.utils.GradientAccumulationPlugin"
     checks.kind(plugin, kwargs.GradientAccumulationPlugin | None, "Accelerator: gradient_accumulation_plugin", wants)
+    checks.fields(plugin)
     if plugin is None:
         asked = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")  # a launcher's: it comes first, as there
         return {"steps": window_steps(int(asked) if asked and asked.strip().isdigit() else asked or steps)}
@@ -142,6 +144,7 @@ def project(
     wants = "a nbdist.utils.ProjectConfiguration"
     checks.kind(configuration, kwargs.ProjectConfiguration | None, "Accelerator: project_config", wants)
     checks.kind(folder, str | os.PathLike | None, "Accelerator: project_dir", "the path of a folder")
+    checks.fields(configuration)
     chosen = configuration or kwargs.ProjectConfiguration()
     if folder is not None and chosen.project_dir is None:
         chosen.project_dir = os.fspath(folder)

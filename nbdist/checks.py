@@ -5,7 +5,13 @@ Each check returns the value, or raises a TypeError or ValueError that says what
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import operator
+import os
+import types
+import typing
+from collections.abc import Callable
 from typing import Any
 
 _SHORT = 60  # letters
@@ -79,3 +85,47 @@ def process(value: Any, where: str, ranks: int) -> int:
     if not 0 <= index < ranks:
         raise ValueError(f"{where} is {index}; there are processes 0 to {ranks - 1}")
     return index
+
+
+def fields(options: Any) -> Any:
+    """A dataclass of options whose values are what its fields are declared as."""
+    if options is not None:
+        made_by: Any = type(options)
+        for name, (hints, wants) in _declared(made_by).items():
+            value = getattr(options, name)
+            if not any(_fits(value, hint) for hint in hints):
+                raise wrong(f"{made_by.__name__}.{name}", value, wants)
+    return options
+
+
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", types.NoneType: "None",
+          Callable: "a function"}  # fmt: skip
+
+
+@functools.cache
+def _declared(kind: type) -> dict[str, tuple[tuple[Any, ...], str]]:
+    """By field: what it may be, and that in words."""
+    found = {}
+    hints = typing.get_type_hints(kind)
+    for one in dataclasses.fields(kind):
+        hint = hints[one.name]
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        several = tuple(typing.get_origin(part) or part for part in (typing.get_args(hint) if union else (hint,)))
+        said = [_WORDS.get(part) or f"a {getattr(part, '__name__', part)}" for part in several]
+        found[one.name] = several, " or ".join(dict.fromkeys(said))
+    return found
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if hint is Callable:
+        return callable(value)
+    if hint is bool:
+        return value is True or value is False or (isinstance(value, int) and value in (0, 1))
+    if hint in (int, float):
+        plain = isinstance(value, float) or hasattr(value, "__index__")
+        return plain and not isinstance(value, bool) and (hint is float or hasattr(value, "__index__"))
+    if issubclass(hint, str):
+        return isinstance(value, str | os.PathLike)
+    return isinstance(value, hint)

@@ -38,7 +38,7 @@ def resolve(backend: str | None, plugin: TorchDynamoPlugin | None) -> Compiling 
         ValueError: both arguments, or a value that is not known.
     """
     wants = "a nbdist.utils.TorchDynamoPlugin"
-    checks.kind(plugin, TorchDynamoPlugin | None, "Accelerator: dynamo_plugin", wants)
+    checks.fields(checks.kind(plugin, TorchDynamoPlugin | None, "Accelerator: dynamo_plugin", wants))
     if not callable(backend):
         checks.kind(backend, str | None, "Accelerator: dynamo_backend", "the name of a backend of torch.compile")
     if backend is not None and plugin is not None:

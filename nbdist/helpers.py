@@ -167,7 +167,8 @@ class Helpers(Processes):
         """
         from nbdist.profiling import profiling
 
-        checks.kind(profile_handler, ProfileKwargs | None, "profile: profile_handler", "a nbdist.ProfileKwargs")
+        wants = "a nbdist.ProfileKwargs"
+        checks.fields(checks.kind(profile_handler, ProfileKwargs | None, "profile: profile_handler", wants))
         return profiling(profile_handler or self._handlers.get(ProfileKwargs) or ProfileKwargs())
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:

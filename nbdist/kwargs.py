@@ -59,7 +59,7 @@ class DistributedDataParallelKwargs:
 
     dim: int = 0
     broadcast_buffers: bool | None = None
-    bucket_cap_mb: int | None = None
+    bucket_cap_mb: float | None = None
     find_unused_parameters: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
@@ -155,7 +155,7 @@ class DataLoaderConfiguration:
 class TorchDynamoPlugin:
     """Options for torch.compile of prepared models; `use_regional_compilation` compiles repeated blocks once."""
 
-    backend: DynamoBackend | str = DynamoBackend.NO
+    backend: DynamoBackend | str | Callable[..., Any] = DynamoBackend.NO
     mode: str | None = None
     fullgraph: bool | None = None
     dynamic: bool | None = None

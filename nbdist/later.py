@@ -78,4 +78,8 @@ def _told(home: str, name: str) -> str | None:
     if name in names(home):
         return f"{home}.{name} is not available in this version of nbdist yet"
     instead = _INSTEAD[home].get(name)
+    if home == "nbdist.utils" and name.startswith("is_") and name.endswith("available"):
+        instead = (
+            "importlib.util.find_spec says whether a package is there, torch.cuda.is_available whether a device is"
+        )
     return None if instead is None else f"{home}.{name} is not there: {instead}"

@@ -97,7 +97,8 @@ class Models:
         Args:
             autocast_handler: options for this context alone. Default: those of the Accelerator.
         """
-        checks.kind(autocast_handler, AutocastKwargs | None, "autocast: autocast_handler", "a nbdist.AutocastKwargs")
+        wants = "a nbdist.AutocastKwargs"
+        checks.fields(checks.kind(autocast_handler, AutocastKwargs | None, "autocast: autocast_handler", wants))
         return self._precision.context(autocast_handler)
 
     @property

@@ -17,17 +17,20 @@ def profiler(options: ProfileKwargs) -> Any:
     """The torch.profiler.profile that the options describe.
 
     Raises:
-        ValueError: an activity that torch does not know.
+        ValueError: an activity that torch does not know. TypeError: no schedule comes of its arguments.
     """
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    if options.schedule_option is not None:
-        wants = "the arguments of torch.profiler.schedule, as a dict"
-        checks.kind(options.schedule_option, dict, "ProfileKwargs.schedule_option", wants)
+    planned = options.schedule_option
+    try:
+        plan = None if planned is None else schedule(**planned)
+    except (TypeError, AssertionError) as error:
+        raise TypeError(
+            f"ProfileKwargs.schedule_option is {checks.short(planned)}; it takes the arguments of "
+            f"torch.profiler.schedule, which says: {error}"
+        ) from None
     activities = None
     if options.activities is not None:
-        wants = "names of what is watched, such as ['cpu']"
-        checks.kind(options.activities, list | tuple, "ProfileKwargs.activities", wants)
         known = {name.lower(): one for name, one in ProfilerActivity.__members__.items()}
         unknown = [name for name in options.activities if str(name).lower() not in known]
         if unknown:
@@ -35,7 +38,7 @@ def profiler(options: ProfileKwargs) -> Any:
         activities = [known[name.lower()] for name in options.activities]
     return profile(
         activities=activities,
-        schedule=None if options.schedule_option is None else schedule(**options.schedule_option),
+        schedule=plan,
         on_trace_ready=options.on_trace_ready,
         record_shapes=options.record_shapes,
         profile_memory=options.profile_memory,

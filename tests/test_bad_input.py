@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -235,10 +237,43 @@ def test_ranks_and_gpus_are_called_what_they_are() -> None:
 
 def test_arguments_of_kwargs_handlers() -> None:
     for options, told in (
-        ({"schedule_option": 3}, "ProfileKwargs.schedule_option is 3; it takes the arguments of torch.profiler"),
-        ({"activities": "cpu"}, "ProfileKwargs.activities is 'cpu'; it takes names"),
+        ({"schedule_option": 3}, "ProfileKwargs.schedule_option is 3; it takes a dict or None"),
+        ({"schedule_option": {"x": 1}}, "ProfileKwargs.schedule_option is {'x': 1}; it takes the arguments of torch"),
+        ({"activities": "cpu"}, "ProfileKwargs.activities is 'cpu'; it takes a list or None"),
         ({"activities": [3]}, "ProfileKwargs.activities has 3; there are 'cpu'"),
+        ({"on_trace_ready": 3}, "ProfileKwargs.on_trace_ready is 3; it takes a function or None"),
     ):
-        with pytest.raises((TypeError, ValueError), match=told.replace(".", r"\.")):
+        with pytest.raises((TypeError, ValueError), match=re.escape(told)):
             inside(Accelerator().profile(nbdist.ProfileKwargs(**options)))
     PartialState(timeout=timedelta(seconds=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        nbdist.AutocastKwargs,
+        nbdist.DataLoaderConfiguration,
+        nbdist.DistributedDataParallelKwargs,
+        nbdist.GradScalerKwargs,
+        nbdist.InitProcessGroupKwargs,
+        nbdist.ProfileKwargs,
+        utils.GradientAccumulationPlugin,
+        utils.ProjectConfiguration,
+        utils.TorchDynamoPlugin,
+    ],
+)
+def test_fields_of_options_are_what_they_are_declared_as(options: Any) -> None:
+    given = {
+        nbdist.DataLoaderConfiguration: "dataloader_config",
+        utils.GradientAccumulationPlugin: "gradient_accumulation_plugin",
+        utils.ProjectConfiguration: "project_config",
+        utils.TorchDynamoPlugin: "dynamo_plugin",
+    }.get(options, "kwargs_handlers")
+    checks.fields(options())
+    for field in dataclasses.fields(options):
+        if field.type == "Any" or ("|" in str(field.type) and "str" in str(field.type).split(" | ")):
+            continue
+        value = options()
+        setattr(value, field.name, Thing())
+        with pytest.raises(TypeError, match=rf"{field.name}.* is a Thing; it "):
+            Accelerator(**{given: [value] if given == "kwargs_handlers" else value})
