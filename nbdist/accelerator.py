@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from nbdist import arguments, checks, later, state, strategies
 from nbdist.accumulation import Accumulation
 from nbdist.data import loader as loaders
-from nbdist.data.cursor import Cursor
+from nbdist.data.cursor import Live
 from nbdist.data.numbers import Numbers
 from nbdist.data.options import Options
 from nbdist.data.resume import skip_first_batches
@@ -122,7 +122,7 @@ class Accelerator(Models, Step, Helpers):
         self._compute(mixed_precision, output_dtype, dynamo_backend, dynamo_plugin)
         self.state.mixed_precision = self.mixed_precision
         self._strategy = _strategy(strategy, self._process, handlers)
-        self._live: list[Cursor | None] = [None]  # running iterators of prepared loaders, the newest last
+        self._live = Live([None])  # running iterators of prepared loaders, the newest last
         self._numbers = Numbers()
         options = arguments.accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         weights = Weights(self._strategy.data_parallel_size, self._process.device)

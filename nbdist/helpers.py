@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nbdist import checks, collectives, messages, metrics, saving, state
-from nbdist.data.cursor import Cursor
+from nbdist.data.cursor import Live
 from nbdist.kwargs import DataLoaderConfiguration, ProfileKwargs, ProjectConfiguration
 from nbdist.processes import Processes
 
@@ -25,7 +25,7 @@ class Helpers(Processes):
     `self._loading` and `self.project_configuration`.
     """
 
-    _live: list[Cursor | None]
+    _live: Live
     _windows: Accumulation
     _handlers: Handlers
     _loading: DataLoaderConfiguration
@@ -39,14 +39,14 @@ class Helpers(Processes):
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """`gather`, without what a rank computed on stand-ins because nothing was left for it: see
-        `nbdist.metrics.gather_for_metrics`.
+        `nbdist.metrics.gather_for_metrics`. Call it in the loop, for each batch: behind it, stand-ins are not known.
 
         Args:
             input_data: a nested value. While a prepared loader runs, one float (such as a mean loss) comes once for
                 each real row of the batch, so that averaging what is gathered is right; for a sum use `reduce`.
             use_gather_object: gather it as one object, as `gather_object` does.
         """
-        return metrics.gather_for_metrics(input_data, self._live[-1], use_gather_object)
+        return metrics.gather_for_metrics(input_data, self._live[-1], use_gather_object, self._live.stand_ins)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum, mean, max or min over the ranks: see `nbdist.collectives.reduce`."""

@@ -7,6 +7,7 @@ brings nothing.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ from nbdist.data.cursor import Cursor
 from nbdist.ends import Leaf, leaves, number_dtype, rebuilt
 
 
-def gather_for_metrics(value: Any, cursor: Cursor | None, use_gather_object: bool = False) -> Any:
+def gather_for_metrics(
+    value: Any, cursor: Cursor | None, use_gather_object: bool = False, stand_ins: tuple[int, int] | None = None
+) -> Any:
     """`gather` of what is real.
 
     Args:
         value: a nested value, as for `gather`.
         cursor: the batch in hand; None when no prepared loader runs: all of the value is real then.
         use_gather_object: gather it as one object, as `gather_object` does.
+        stand_ins: see `Live`: for a note where the value seems to have been collected in a loop that has ended.
 
     Returns:
         As `gather`, but from a rank without real rows comes nothing; and while a loader runs a single float (a number
@@ -31,6 +35,14 @@ def gather_for_metrics(value: Any, cursor: Cursor | None, use_gather_object: boo
     """
     use_gather_object = checks.flag(use_gather_object, "gather_for_metrics: use_gather_object")
     if cursor is None:
+        if stand_ins is not None and any(_rows(end) == stand_ins[0] for end in collectives.leaves(value)):
+            seen, real = stand_ins
+            warnings.warn(
+                f"gather_for_metrics behind the loop: of the {seen} rows that this process has seen in it, {real} were "
+                "its own; the rest repeats rank 0's last batch and is counted again. Call it in the loop, for each "
+                "batch, and collect what it returns",
+                stacklevel=messages.depth(),
+            )
         return collectives.gather_object(value) if use_gather_object else collectives.gather(value)
     rows = cursor.local
     if use_gather_object:
@@ -38,6 +50,12 @@ def gather_for_metrics(value: Any, cursor: Cursor | None, use_gather_object: boo
     size = getattr(cursor.plan, "batch", None)  # of full steps; None where they differ anyway
     ends = (_real(end, rows, size) for end in leaves(value))
     return collectives.gather(rebuilt(value, ends))
+
+
+def _rows(end: collectives.Leaf) -> int | None:
+    if end.role == "tensor":
+        return len(end.value) if end.value.dim() else None
+    return len(end.value) if end.role == "list" else None
 
 
 def _objects(value: Any, real: bool) -> list[Any]:

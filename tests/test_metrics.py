@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from tests.ranks import run_ranks
 
 
 class Stream(IterableDataset):
+    def __init__(self, rows: int = 9) -> None:
+        self.rows = rows
+
     def __iter__(self) -> Any:
-        return iter(range(9))
+        return iter(range(self.rows))
 
 
 def _mean_of_means(accelerator: Accelerator, *, repeated: bool = False) -> float:
@@ -60,6 +64,16 @@ def _gathered(rank: int, ranks: int) -> dict[str, Any]:
         inner = len(steps)
         found["outer again"] = gather(torch.tensor([rank])).tolist()
     found["steps"] = steps[:inner]
+    told = []
+    for rows in (5, 4):  # with stand-ins, and without
+        for data in (torch.arange(float(rows)), Stream(rows)):
+            seen = torch.cat(list(accelerator.prepare(DataLoader(data, batch_size=2))))
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                gather(seen)
+                gather(seen[:1])
+            told += [(str(one.message), one.filename == __file__) for one in warned]
+    found["behind the loop"] = accelerator.gather_for_metrics([told], use_gather_object=True)
     found["after"] = gather(torch.ones(rank + 1)).tolist(), gather(2.0).tolist()
     return found
 
@@ -83,6 +97,10 @@ def test_every_sample_counts_once() -> None:
     assert full["one object"] == ["r0", "r1"] and tail["one object"] == ["r0"]
     assert not full["graph"]
     assert first["outer again"] == [0, 1]
+    nothing, told = first["behind the loop"]
+    assert nothing == [] and len(told) == 2 and told[0] == told[1] and told[0][1]
+    text = "gather_for_metrics behind the loop: of the 3 rows that this process has seen in it, 2 were its own"
+    assert told[0][0].startswith(text)
     assert first["after"] == ([1.0, 1.0, 1.0], [2.0, 2.0])
 
 

@@ -67,3 +67,14 @@ class Cursor:
         known.
         """
         return None if self.plan is None else self.plan.total(self.step, steps)
+
+
+class Live(list[Cursor | None]):
+    """The running iterators that an Accelerator has, the newest last; None at the bottom.
+
+    Attributes:
+        stand_ins: of the iteration that ended last, where this rank's last batch was none of its own: how many rows
+            this rank has seen, and how many of them were real.
+    """
+
+    stand_ins: tuple[int, int] | None = None

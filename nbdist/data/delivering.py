@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nbdist.data.cursor import Cursor
+from nbdist.data.cursor import Cursor, Live
 from nbdist.data.move import send_to_device
 from nbdist.data.source import Planned
 from nbdist.state import step_boundary
@@ -46,10 +46,21 @@ def delivered(inner: Iterable[Any], cursor: Cursor, inside: Inside) -> Iterator[
                 yield batch if device is None else send_to_device(batch, device, non_blocking=non_blocking)
                 if boundary.pending:
                     boundary.passed()
+        if isinstance(live, Live):
+            live.stand_ins = None if cursor.local or cursor.step < 0 else _stand_ins(batch, cursor, inside)
         position.end()
     finally:
         if cursor in live:
             live.remove(cursor)
+
+
+def _stand_ins(last: Any, cursor: Cursor, inside: Inside) -> tuple[int, int] | None:
+    """For `Live`: an epoch ends with a batch that is none of this rank's. None where the rows before are not known."""
+    source: Any = inside.source
+    if inside.unbatched or getattr(source, "own_batches", None) is not None or not hasattr(source, "batch"):
+        return None
+    real = (cursor.step - cursor.position.start) * source.batch
+    return real + rows_of(last), real
 
 
 def _weighed(inner: Iterable[Any], cursor: Cursor, ranks: int) -> Iterator[Any]:
