@@ -133,10 +133,11 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
-        "_pre_forward _post_forward",
+        "_pre_forward _post_forward _check_sync_bufs_pre_fwd _check_sync_bufs_post_fwd",
         "nbdist/strategies/replica.py",
-        "methods of a module other than forward go the way of DDP's forward: buffers are made equal before",
-        "they are called as they are: gradients are averaged, buffers are not made equal",
+        "methods of a module other than forward go the way of DDP's forward; buffers are made equal behind it, and "
+        "never in evaluation",
+        "they are called as they are: gradients are averaged, buffers are not made equal; forward does it before",
         self_tests.way_of_forward,
         "tests/kernel/test_private_gone.py::test_without_the_halves_of_ddps_forward",
     ),

@@ -103,6 +103,11 @@ def way_of_forward() -> None:
     assert replica._can_go()
     source = inspect.getsource(DistributedDataParallel.forward)
     assert "self._pre_forward(" in source and "self._post_forward(output)" in source
+    for half, asked in (
+        ("_pre_forward", "_check_sync_bufs_pre_fwd()"),
+        ("_post_forward", "_check_sync_bufs_post_fwd()"),
+    ):
+        assert f"if self.{asked}:" in inspect.getsource(getattr(DistributedDataParallel, half))
 
 
 def repairing() -> None:

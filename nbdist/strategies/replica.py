@@ -1,7 +1,7 @@
 """DistributedDataParallel with what its module has besides forward: attributes, methods, `len(m)`, `m[0]`, and names
 of parameters and state without a prefix (strategies/naming.py).
 
-A method that computes with gradients goes the way that DDP's own forward goes: buffers are made equal before, unused
+A method that computes with gradients goes the way that DDP's own forward goes: buffers are made equal and unused
 parameters are looked for behind it. That way is a conversation of all ranks, and many methods are called on one alone
 (`if accelerator.is_main_process: model.save_pretrained(...)`). So it is gone from the moment on when the method calls a
 module of torch's, and never without gradients.
@@ -29,6 +29,7 @@ _SPECIAL = (
     "__exit__",
 )  # fmt: skip
 _PATH = ("_pre_forward", "_post_forward")
+_BEHIND = getattr(DistributedDataParallel, "_check_sync_bufs_post_fwd", None)
 _COMPILED = "_nbdist_compiled_inside"  # some of its modules had a compiled call when it was made
 _OPEN = "_nbdist_open"  # the wrapper is made: what it does not have is the module's
 
@@ -56,6 +57,20 @@ class Replica(Named, DistributedDataParallel):
             setattr(self.module, name, value)
         else:
             super().__setattr__(name, value)
+
+    def _check_sync_bufs_pre_fwd(self) -> bool:
+        return (_BEHIND is None or hasattr(self, "buffer_hook")) and bool(super()._check_sync_bufs_pre_fwd())
+
+    def _check_sync_bufs_post_fwd(self) -> bool:
+        """Buffers become rank 0's behind a forward that shares gradients, and not before the next one of any kind: so
+        they are equal when it is over, and evaluation, which may be one rank's alone, exchanges nothing.
+        """
+        if _BEHIND is None or hasattr(self, "buffer_hook"):
+            return bool(super()._check_sync_bufs_post_fwd())
+        own = self.__dict__
+        if not (own["require_backward_grad_sync"] and own.get("modules_buffers") and torch.is_grad_enabled()):
+            return False
+        return bool(own.get("forward_sync_buffers", own.get("broadcast_buffers")))
 
     def __bool__(self) -> bool:
         return True  # torch asks `if ddp_module:`, and a module's own __len__ is not meant

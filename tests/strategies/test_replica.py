@@ -88,6 +88,16 @@ def _methods(rank: int, ranks: int) -> dict[str, Any]:
     model.normed_loss(rows)
     found["buffers"] = own.norm.running_mean.item()  # rank 0's, as DDP makes them in forward
 
+    found["statistics"] = []
+    for _ in range(2):
+        own.train()
+        accelerator.backward(model(rows.expand(2, 1)).mean())
+        found["statistics"].append(own.norm.running_mean.item())
+        own.eval()
+        with torch.no_grad():
+            _ = rank == 0 and model(rows)  # also on one rank alone
+    own.norm.running_mean.fill_(5.0)
+
     found["attributes"] = (model.config is own.config, model.size, model.linear is own.linear, "loss" in dir(model))
     model.temperature = 3.0
     model.linear = linear_at_zero()
@@ -112,6 +122,7 @@ def test_dd1_what_the_module_has_the_prepared_model_has() -> None:
         for way in ("loss", "without a module's call", "plain backward, False", "plain backward, True"):
             assert found[way] == 2.0, way
         assert found["buffers"] == 5.0
+        assert found["statistics"] == pytest.approx([0.9 * 5 + 0.1, 0.9**2 * 5 + 0.9 * 0.1 + 0.1])  # rank 0's
         assert found["attributes"] == (True, 1, True, True)
         assert found["set"] == (3.0, True, ["linear.weight"])
         assert "'Model' object has no attribute 'nothing'" in found["error"]
