@@ -181,7 +181,7 @@ class Accumulation:
                 if one is not None:
                     one.position.used = True
             cursor = by
-            if weight is None and not cursor.total:
+            if weight is None and cursor is not None and not cursor.total:
                 weight = cursor.local
         if weight is not None:
             return self.weights.share(weight, cursor is None or cursor.local > 0)

@@ -19,8 +19,9 @@ from nbdist import messages
 from nbdist.data import parcel, randomness
 from nbdist.data.cursor import Cursor
 from nbdist.data.options import Options
-from nbdist.data.plan import known_length, parted
+from nbdist.data.plan import parted
 from nbdist.data.source import Source
+from nbdist.data.stream import StreamFeed
 
 _BATCH, _LAST, _END, _FAILED = range(4)
 
@@ -64,21 +65,11 @@ class DispatchedRows(Source):
         return _dispatched(steps, cursor, start, self._options)
 
 
-class DispatchedStream:
-    """Feeds a prepared loader with the stream that rank 0 reads.
-
-    Args:
-        loader: the user's loader.
-        options: how it is prepared.
-        seed: gives the loader's seed.
-    """
-
-    kind = "stream"
-    sharded = False
+class DispatchedStream(StreamFeed):
+    """Rank 0 reads the stream. Takes what `StreamFeed` takes."""
 
     def __init__(self, loader: DataLoader, options: Options, seed: Callable[[], int]) -> None:
-        self._loader, self._options, self._seed = loader, options, seed
-        self.stride = options.each(loader.batch_size) * options.ranks
+        super().__init__(loader, options, seed)
         batched = loader.batch_size is not None
         # A step is made in one piece, wherever the loader makes its batches.
         self.attributes: dict[str, Any] = {
@@ -87,10 +78,6 @@ class DispatchedStream:
             "collate_fn": StepCollate(loader.collate_fn, batched, options.ranks),
         }
 
-    def length(self) -> int | None:
-        """Samples an epoch; None when the dataset has no length."""
-        return known_length(self._loader.dataset)
-
     def alike(self) -> dict[str, Any]:
         """What must be the same on all ranks: rank 0's loader counts."""
         return {}
@@ -98,9 +85,7 @@ class DispatchedStream:
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None
         if self._options.rank == 0:
-            if hasattr(self._loader.dataset, "set_epoch"):
-                self._loader.dataset.set_epoch(epoch)
-            steps = self._read(_begun(begin, randomness.mixed(self._seed(), epoch)), start)
+            steps = self._read(_begun(begin, self._begins(epoch)), start)
         return _dispatched(steps, cursor, start, self._options)
 
     def _read(self, inner: Iterator[Any], start: int) -> Iterator[Step]:

@@ -54,7 +54,8 @@ class FlatPlan:
 
     def batches(self, start: int) -> Iterator[list[int]]:
         """This rank's indices, from step `start` on."""
-        take, order, batch, stride = self._take, self.order, self.batch, self.batch * self.ranks
+        order: Any = self.order
+        take, batch, stride = self._take, self.batch, self.batch * self.ranks
         end = self.full_steps * stride
         steps = range(start * stride + self.rank * batch, end, stride)
         if hasattr(order, "tolist"):  # written out, as this runs at each step of training

@@ -15,6 +15,8 @@ from typing import Any
 import numpy
 import torch
 
+_RANDOM: Any = numpy.random  # numpy's own types do not know all of it
+
 
 class Sandbox:
     """Random state of its own: inside `with sandbox:` random, numpy and torch draw from it, outside nothing has
@@ -64,10 +66,11 @@ class _Numpy:
     """
 
     def __init__(self, seed: int) -> None:
-        self._state = numpy.random.RandomState(seed).get_state(legacy=False)
-        self._mine = self._theirs = None
-        if hasattr(numpy.random, "set_bit_generator"):
-            generator = numpy.random.MT19937()
+        self._state: Any = numpy.random.RandomState(seed).get_state(legacy=False)
+        self._mine: _InPlace | None = None
+        self._theirs: _InPlace | None = None
+        if hasattr(_RANDOM, "set_bit_generator"):  # since numpy 1.24
+            generator: Any = numpy.random.MT19937()
             generator.state = self._state
             self._mine = _InPlace(generator)
 
@@ -75,7 +78,7 @@ class _Numpy:
         if self._mine is None:
             self._copied()
             return
-        generator = numpy.random.get_bit_generator()
+        generator = _RANDOM.get_bit_generator()
         if self._theirs is None or self._theirs.generator is not generator:
             self._theirs = _InPlace(generator)
             self._theirs.known = b""
@@ -115,7 +118,7 @@ class _InPlace:
             self._waiting = state if state["has_gauss"] else None
 
     def put_in(self) -> None:
-        numpy.random.set_bit_generator(self.generator)
+        _RANDOM.set_bit_generator(self.generator)
         self.known = b""
         if self._waiting is not None:
             numpy.random.set_state(self._waiting)

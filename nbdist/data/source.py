@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -88,7 +88,7 @@ class Source:
         sampler = type(self.sampler if self.own_batches is None else self.own_batches).__name__
         return {"batch_size": self._size, "drop_last": self.drop_last, "sampler": sampler}
 
-    def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Planned:
+    def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterable[Any]:
         """The batches of an epoch from `start` on; `begin` starts the loader's own iterator, with a seed."""
         plan = self.stream.plan = self.plan(epoch)
         self.stream.start = start

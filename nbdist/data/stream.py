@@ -25,8 +25,8 @@ from nbdist.data.sandbox import Sandbox
 from nbdist.data.stream_state import StreamState
 
 
-class StreamSource:
-    """Feeds a prepared loader from a stream that every rank reads whole.
+class StreamFeed:
+    """What feeds a prepared loader from a stream.
 
     Args:
         loader: the user's loader.
@@ -40,6 +40,28 @@ class StreamSource:
     def __init__(self, loader: DataLoader, options: Options, seed: Callable[[], int]) -> None:
         self._loader, self._options, self._seed = loader, options, seed
         self.batch = options.each(loader.batch_size)
+
+    @property
+    def stride(self) -> int:
+        """Samples of all ranks in a full step."""
+        return self.batch * self._options.ranks
+
+    def length(self) -> int | None:
+        """Samples an epoch; None when the dataset has no length."""
+        return known_length(self._loader.dataset)
+
+    def _begins(self, epoch: int) -> int:
+        """Tell the user's dataset of the epoch. Returns its seed."""
+        if hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.dataset.set_epoch(epoch)
+        return randomness.mixed(self._seed(), epoch)
+
+
+class StreamSource(StreamFeed):
+    """Every rank reads the stream whole, and keeps its part. Takes what `StreamFeed` takes."""
+
+    def __init__(self, loader: DataLoader, options: Options, seed: Callable[[], int]) -> None:
+        super().__init__(loader, options, seed)
         batched = loader.batch_size is not None
         self.stream = ShardedIterable(loader.dataset, self.batch, options.rank, options.ranks, loader.drop_last)
         # Of one stream that all ranks read; what differs by rank is not in a loader's state.
@@ -55,15 +77,6 @@ class StreamSource:
             self.attributes["batch_size"] = self.batch
             self.attributes["batch_sampler"] = BatchSampler(loader.sampler, self.batch, loader.drop_last)
 
-    @property
-    def stride(self) -> int:
-        """Samples of all ranks in a full step."""
-        return self.batch * self._options.ranks
-
-    def length(self) -> int | None:
-        """Samples an epoch; None when the dataset has no length."""
-        return known_length(self._loader.dataset)
-
     def alike(self) -> dict[str, Any]:
         """What must be the same on all ranks, beside the length: each worker has a part of the stream."""
         loader = self._loader
@@ -75,8 +88,7 @@ class StreamSource:
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         """The batches of an epoch from `start` on; `begin` starts the loader's own iterator, with a seed."""
-        if hasattr(self._loader.dataset, "set_epoch"):
-            self._loader.dataset.set_epoch(epoch)
+        seed = self._begins(epoch)  # workers draw the same on all ranks: it is one stream
         # Each worker gives its batches in turn until it ends, so of `start` batches it has given at least this many.
         self.stream.passed_over = start // max(self._loader.num_workers, 1)
         skip, hold = start, None
@@ -84,7 +96,6 @@ class StreamSource:
             hold = self.own_state.hold
             if self.own_state.begin(epoch, start):
                 skip = self.stream.passed_over = 0
-        seed = randomness.mixed(self._seed(), epoch)  # workers draw the same on all ranks: it is one stream
         self.stream.sandbox = Sandbox(seed) if self._draws_alike else None
         inner = begin(seed)
         if skip:
