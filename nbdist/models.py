@@ -97,8 +97,9 @@ class Models:
         Args:
             autocast_handler: options for this context alone. Default: those of the Accelerator.
         """
-        wants = "a nbdist.AutocastKwargs"
-        checks.fields(checks.kind(autocast_handler, AutocastKwargs | None, "autocast: autocast_handler", wants))
+        if autocast_handler is not None:
+            where, wants = "autocast: autocast_handler", "a nbdist.AutocastKwargs"
+            checks.fields(checks.kind(autocast_handler, AutocastKwargs, where, wants))
         return self._precision.context(autocast_handler)
 
     @property
