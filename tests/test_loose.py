@@ -186,6 +186,20 @@ def test_what_is_another_windows_is_left_alone() -> None:
         assert critic.weight.item() == 1 - 2 and loose.item() == -2
 
 
+def test_two_windows_of_one_optimizer_correct_each_their_own() -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    first, second = linear_at_zero(), linear_at_zero()
+    first, second, optimizer = accelerator.prepare(first, second, sgd(first, second))
+    for x, rows in ((1.0, 1), (5.0, 3)):
+        for model in (first, second):
+            with accelerator.accumulate(model):
+                accelerator.backward(-model(torch.full((rows, 1), x)).mean(), weight=rows)
+                if model is second:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert first.weight.item() == second.weight.item() == 4
+
+
 @pytest.mark.parametrize("at", ["before", "behind"])
 def test_a_models_zero_grad_does_not_wipe_an_open_window(at: str) -> None:
     accelerator, model = Accelerator(gradient_accumulation_steps=2), linear_at_zero()
