@@ -50,7 +50,7 @@ class Accelerator(Models, Step, Helpers):
             environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS of a launcher comes first.
         cpu: stay on the CPU, whatever devices there are.
         dataloader_config: how loaders are prepared, a `DataLoaderConfiguration`.
-        rng_types: no effect: the order of prepared loaders is a function of (seed, epoch).
+        rng_types: no effect: the order of prepared loaders is a function of (seed, number, epoch).
         project_dir: the project's folder; for logs too, unless `project_config` names another.
         project_config: a `ProjectConfiguration`.
         gradient_accumulation_plugin: the same as gradient_accumulation_steps with more options.

@@ -1,7 +1,7 @@
 """Random generators made equal on all ranks.
 
-Prepared loaders never need it: their order is a function of (seed, epoch). It is for code of your own that draws and
-must draw the same everywhere.
+Prepared loaders never need it: their order is a function of (seed, number of the loader, epoch). It is for code of your
+own that draws and must draw the same everywhere.
 """
 
 from __future__ import annotations
