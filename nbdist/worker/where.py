@@ -121,11 +121,14 @@ _COLLECTIVES = os.path.join("torch", "distributed") + os.sep
 def _threads_of_the_user() -> bool:
     """Whether another thread than the main one may still begin a collective."""
     frames = sys._current_frames()
-    return any(
-        isinstance(one, threading.Timer) or _may_begin_one(frames.get(one.ident or -1))
-        for one in threading.enumerate()
-        if one is not threading.main_thread()
-    )
+    try:
+        return any(
+            isinstance(one, threading.Timer) or _may_begin_one(frames.get(one.ident or -1))
+            for one in threading.enumerate()
+            if one is not threading.main_thread()
+        )
+    finally:
+        frames.clear()  # this very frame is among them: a circle, which would keep what the main thread's frames hold
 
 
 def _may_begin_one(frame: FrameType | None) -> bool:
