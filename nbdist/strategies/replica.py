@@ -59,15 +59,15 @@ class Replica(Named, DistributedDataParallel):
             super().__setattr__(name, value)
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
-        return (_BEHIND is None or hasattr(self, "buffer_hook")) and bool(super()._check_sync_bufs_pre_fwd())
+        return _as_torch_does(self.__dict__) and bool(super()._check_sync_bufs_pre_fwd())
 
     def _check_sync_bufs_post_fwd(self) -> bool:
         """Buffers become rank 0's behind a forward that shares gradients, and not before the next one of any kind: so
         they are equal when it is over, and evaluation, which may be one rank's alone, exchanges nothing.
         """
-        if _BEHIND is None or hasattr(self, "buffer_hook"):
-            return bool(super()._check_sync_bufs_post_fwd())
         own = self.__dict__
+        if _as_torch_does(own):
+            return bool(super()._check_sync_bufs_post_fwd())
         if not (own["require_backward_grad_sync"] and own.get("modules_buffers") and torch.is_grad_enabled()):
             return False
         return bool(own.get("forward_sync_buffers", own.get("broadcast_buffers")))
@@ -207,6 +207,13 @@ class _Begin:
         if handle is not None:
             self.handle = None
             handle.remove()
+
+
+def _as_torch_does(own: dict[str, Any]) -> bool:
+    """Whether buffers go torch's way: by the user's hook, which a wrapper may have given to its module, or in a torch
+    that asks for none behind forward. Asked twice in each forward, so not by `hasattr`.
+    """
+    return _BEHIND is None or "buffer_hook" in own or "buffer_hook" in own["module"].__dict__
 
 
 def _can_go() -> bool:
