@@ -70,14 +70,15 @@ class Noted:
     def __init__(self) -> None:
         self._parameters: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
-        self._at = -1  # what had been edited when the parameters were looked for
+        self._at = -1, True  # what had been edited when the parameters were looked for, and if no window was around it
         self._version = 0
         self._told = False
 
     def note(self, window: Window, windows: Accumulation) -> None:
         """They are what they are now."""
-        if self._at != edits[0]:
-            self._parameters, self._at = parameters_of(windows, around(window)), edits[0]
+        at = edits[0], window.outer is None
+        if self._at != at:
+            self._parameters, self._at = parameters_of(windows, around(window)), at
         self._gradients = [*map(_gradient, self._parameters)]
         first = self._gradients[0] if self._gradients else None
         self._version = 0 if first is None else first._version
