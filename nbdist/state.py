@@ -75,9 +75,10 @@ class StepBoundary:
         with self._changed:
             self.steps = self.made = 0
             self.begun = self.midway = self.pending = self.stepping = False
-            self._frozen = self._cancelled = False
+            self._frozen: bool = False
+            self._cancelled: bool = False
             self._target: int | None = None
-            self._thread = threading.main_thread().ident
+            self._thread: int | None = threading.main_thread().ident
 
     def freeze(self) -> int | None:
         """Hold this rank at its next boundary. Returns the step it will be held at, None when it does not train in

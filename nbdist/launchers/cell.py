@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from nbdist.launchers import delivery, failures, stalls
@@ -219,10 +220,7 @@ class CellRun:
             gone = len(self.done)
             limit = min(watch.next_look(), left.next_look(bool(gone)))
             limit = limit if end is None else min(limit, end - time.monotonic())
-            self.pump(
-                lambda gone=gone: not self._outstanding() or self._someone_failed() or len(self.done) > gone,
-                max(0.0, limit),
-            )
+            self.pump(partial(self._has_news, gone), max(0.0, limit))
             if not self._outstanding() or self._someone_failed():
                 break
             if end is not None and time.monotonic() >= end:
@@ -250,6 +248,10 @@ class CellRun:
             else:
                 let_them_pack(self, None)
         return None
+
+    def _has_news(self, gone: int) -> bool:
+        """Whether it is over, or more ranks than these have left."""
+        return not self._outstanding() or self._someone_failed() or len(self.done) > gone
 
     def _waits_in_vain(self, left: Left) -> str:
         """What to say when ranks wait for one that has left the cell; usually nothing."""
