@@ -115,6 +115,15 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
+        "_engine_run_backward",
+        "nbdist/engine.py",
+        "backward of one loss begins 7 us sooner",
+        "torch.autograd.backward",
+        self_tests.run_of_the_engine,
+        "tests/test_accelerator.py::test_without_the_run_of_the_engine",
+    ),
+    Interface(
+        "torch",
         "_orthogonalize",
         "nbdist/strategies/compression.py",
         "a communication hook that cannot work in this torch is refused before it is used",

@@ -75,6 +75,17 @@ def arming() -> None:
     assert repair.can(ddp._ARMING)
 
 
+def run_of_the_engine() -> None:
+    import torch
+
+    from nbdist import engine
+
+    assert engine._run is not None
+    weight = torch.ones(2, requires_grad=True)
+    engine.backward(weight.sum(), torch.tensor(3.0))
+    assert weight.grad is not None and weight.grad.tolist() == [3.0, 3.0]
+
+
 def orthogonalizing() -> None:
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook

@@ -33,17 +33,18 @@ if TYPE_CHECKING:
 class StepBoundary:
     """Where all ranks of a training loop are in the same state: behind all that belongs to an optimizer step.
 
-    A prepared optimizer makes the boundary `pending`. It is passed where the next step begins, when the scheduler has
+    A prepared optimizer makes steps. Their boundary is passed where the next step begins, when the scheduler has
     stepped too and the gradients are zeroed: a prepared loader is asked for its next batch, or the next backward
     begins. These call `passed` then; when nobody wants to stop that is a test, and an addition each step. To stop, the
     worker's control thread calls `freeze` on every rank, takes the largest answer, and `release`s every rank to it: all
     of them run on to that very step and raise KeyboardInterrupt there, so that replicas stay equal.
 
     Attributes, all of this cell:
+        cell: stands for it.
         steps: boundaries passed.
         made: steps that optimizers have made to their end.
-        stepping: an optimizer is in the middle of one, or was when it was cut off.
-        pending: a step was made since the last boundary.
+        counted: those before the last boundary; where it is another number than `made`, a boundary is to be passed.
+        stepping: an optimizer was cut off in the middle of one.
         midway: a backward was called since the last boundary.
         begun: a backward was called.
     """
@@ -56,7 +57,7 @@ class StepBoundary:
         """Count a step; when a stop is being agreed on, wait for its target and raise KeyboardInterrupt there."""
         if threading.get_ident() != self._thread:
             return  # one that reads ahead: it does not know where the loop is
-        self.pending = self.midway = False
+        self.counted, self.midway = self.made, False
         self.steps += 1
         if self._frozen:
             self._meet()
@@ -73,8 +74,10 @@ class StepBoundary:
     def reset(self) -> None:
         """A new cell starts."""
         with self._changed:
+            self.cell = object()
             self.steps = self.made = 0
-            self.begun = self.midway = self.pending = self.stepping = False
+            self.counted = 0
+            self.begun = self.midway = self.stepping = False
             self._frozen: bool = False
             self._cancelled: bool = False
             self._target: int | None = None
@@ -93,7 +96,7 @@ class StepBoundary:
     @property
     def coming(self) -> bool:
         """Whether this rank is in the middle of a step. Without one it may have been the last."""
-        return self.midway or self.pending
+        return self.midway or self.made != self.counted
 
     def release(self, target: int | None) -> None:
         """Run on to step `target` and stop there; None gives the stop up (the rest of the ladder takes over)."""

@@ -26,8 +26,11 @@ class Step:
     # What optimizers and schedulers were prepared to, by the identity of the user's own, which it keeps alive.
     _prepared: weakref.WeakValueDictionary[int, Any]
     # The last seed of backward and what it was made for: in most loops it is the same at every step.
-    _seed: tuple[Any, torch.Tensor | None] = (None, None)
-    _agreed = False  # the ranks have told each other in this cell whether they give weights
+    _seed: tuple[Any, torch.Tensor | None, bool] = (None, None, False)
+    # The cell (StepBoundary.cell) in which models were looked at before the first backward; in which that and all else
+    # that belongs to the first one is done.
+    _looked: object = None
+    _begun: object = None
 
     def accumulate(self, *models: torch.nn.Module, last: bool | None = None) -> Window:
         """`with accelerator.accumulate(model):` around one micro-batch: forward, backward, step, zero_grad.
@@ -73,34 +76,32 @@ class Step:
             TypeError: the loss is no tensor.
         """
         boundary = step_boundary
-        if boundary.pending:
+        if boundary.made != boundary.counted:
             boundary.passed()
         boundary.midway = True
-        if not boundary.begun:
-            boundary.begun = True
-            self._strategy.look_again()
-            self._agreed = self._windows.weights.ranks == 1
         windows = self._windows
         window, behind = windows.inside, None
-        if not self._agreed and (window is None or window.boundary):
-            self._agree(loss, weight is not None)
+        if self._begun is not boundary.cell:
+            self._begin(loss, weight is not None)
         if window is None:
             factor = windows.alone(weight)
         else:
             factor, behind = window.weigh(weight)
-        silent = type(factor) is float and not factor
+        silent = False
         try:
             if windows.scaler is not None:
+                silent = not isinstance(factor, torch.Tensor) and not factor
                 factor = windows.scaler.seed(factor)
                 loss = loss.float() if loss.dtype in _HALF else loss  # the scale alone is more than float16 holds
             if isinstance(factor, torch.Tensor):  # made anew at each step, and comparing it would wait for the device
                 seed = factor.to(loss.dtype).expand(_one_element(loss))
             else:
-                known, seed = self._seed
+                known, seed, silent = self._seed
                 kind = factor, loss.dtype, loss.dim() and loss.shape, loss.get_device()  # all cheap to ask for
                 if known != kind or seed is None:
                     seed = torch.full(_one_element(loss), factor, dtype=loss.dtype, device=loss.device)
-                    self._seed = kind, seed
+                    silent = not factor
+                    self._seed = kind, seed, silent
         except AttributeError:
             if isinstance(loss, torch.Tensor):
                 raise
@@ -128,13 +129,25 @@ class Step:
                 raise lost from None
             raise
 
-    def _agree(self, loss: torch.Tensor, weighs: bool) -> None:
-        """Before the first gradients of a cell are shared. Where one rank gives a weight and another does not, their
-        exchanges are not the same, which ends processes.
+    def _begin(self, loss: torch.Tensor, weighs: bool) -> None:
+        """What the first backward of a cell needs; also those after it, until the first that shares gradients."""
+        cell, window = step_boundary.cell, self._windows.inside
+        if self._looked is not cell:
+            self._looked, step_boundary.begun = cell, True
+            self._strategy.look_again()
+        alone = self._windows.weights.ranks == 1
+        if alone or ((window is None or window.boundary) and self._agree(loss, weighs)):
+            self._begun = cell
+
+    def _agree(self, loss: torch.Tensor, weighs: bool) -> bool:
+        """Where one rank gives a weight and another does not, their exchanges are not the same, which ends processes.
+
+        Returns:
+            Whether the ranks have told each other; not where this backward shares nothing.
         """
         tensor = isinstance(loss, torch.Tensor)  # if not, what is shared does not matter any more
         if not weighs and self._windows.loose is None and not (tensor and self._strategy.shares(loss)):
-            return
+            return False
         answers = messages.agree("backward", weighs)
         if len(set(answers)) > 1:
             told = "; ".join(f"rank {rank} {'gives one' if one else 'gives none'}" for rank, one in enumerate(answers))
@@ -142,7 +155,7 @@ class Step:
                 f"backward(loss, weight=...): a weight is given by all ranks or by none: {told}. A rank with nothing "
                 "to weigh gives weight=0"
             )
-        self._agreed = True
+        return True
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the gradients of these parameters, in place, by their joint norm. Returns the norm before, a 0-dim

@@ -223,13 +223,16 @@ class Window:
         of, cursor = self._of, self._by
         of.began = True
         weights = of.weights
+        if self._only and weight is None and cursor is not None and cursor.total:  # as below, for most steps
+            self._weighed = True
+            return cursor.local * weights.ranks / cursor.total, None
         if weight is None and cursor is not None and not cursor.total:  # what the other ranks have, only they can tell
             weight = cursor.local if self._slices == 1 else cursor.local / self._expected()
         if self._only:
             self._weighed = True
             if weight is not None:  # each of several backward calls is weighed by itself, and they add up
                 return weights.share(weight, cursor is None or cursor.local > 0), None
-            return 1.0 if cursor is None else cursor.local * weights.ranks / cursor.total, None
+            return 1.0, None
         if self._weighed:
             return times(self._again(weight), self._ref), None if self.boundary else self.note
         if self._parts and self._explicit is (weight is None):

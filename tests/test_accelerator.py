@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import nbdist
-from nbdist import Accelerator, later
+from nbdist import Accelerator, engine, later
 from nbdist.data.loader import Prepared
 from nbdist.shipping.exporters import exporter_of
 from nbdist.strategies.optimizer import PreparedOptimizer
@@ -27,6 +27,19 @@ from tests.training import linear_at_zero
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=1.0, **options)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_the_run_of_the_engine(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setattr(engine, "_run", None)
+    weight = torch.ones(2, requires_grad=True)
+    accelerator = Accelerator(cpu=True)
+    accelerator.backward((weight * 3).mean())
+    accelerator.backward(nn.Parameter((weight.detach() * 3).mean()))  # a class of its own
+    assert weight.grad is not None and weight.grad.tolist() == [1.5, 1.5]
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        accelerator.backward(torch.ones(()))
 
 
 # ---------------------------------------------------------------------- arguments

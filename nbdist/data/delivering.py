@@ -36,7 +36,7 @@ def delivered(inner: Iterable[Any], cursor: Cursor, inside: Inside) -> Iterator[
                 if live[-1] is not cursor:
                     _put_in_front(live, cursor)
                 yield batch
-                if boundary.pending:  # trained on, and all that goes with it
+                if boundary.made != boundary.counted:  # trained on, and all that goes with it
                     boundary.passed()
         else:
             for batch in inner:
@@ -44,7 +44,7 @@ def delivered(inner: Iterable[Any], cursor: Cursor, inside: Inside) -> Iterator[
                 if live[-1] is not cursor:
                     _put_in_front(live, cursor)
                 yield batch if device is None else send_to_device(batch, device, non_blocking=non_blocking)
-                if boundary.pending:
+                if boundary.made != boundary.counted:
                     boundary.passed()
         if isinstance(live, Live):
             live.stand_ins = None if cursor.local or cursor.step < 0 else _stand_ins(batch, cursor, inside)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from nbdist import engine
 from nbdist.state import DistributedType, Process
 
 Through = Callable[[torch.nn.Module], torch.nn.Module]
@@ -84,7 +85,10 @@ class Strategy:
 
     def backward(self, loss: torch.Tensor, seed: torch.Tensor, **options: Any) -> None:
         """Run backward from `loss` with `seed` as its gradient; `options` are those of torch.autograd.backward."""
-        torch.autograd.backward(loss, seed, **options)
+        if options:
+            torch.autograd.backward(loss, seed, **options)
+        else:
+            engine.backward(loss, seed)
 
     def shares(self, loss: torch.Tensor) -> bool:
         """Whether backward from this loss exchanges gradients with the other ranks."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.utils as dist_utils
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist import reach, views
+from nbdist import engine, reach, views
 from nbdist.state import DistributedType, Process
 from nbdist.strategies import compression, likeness, replica
 from nbdist.strategies.base import Strategy, Through, as_it_is
@@ -197,7 +197,7 @@ class DDP(Strategy):
             model = ref()
             if model is None:
                 continue
-            own = vars(model)
+            own = model.__dict__
             if not own["require_backward_grad_sync"]:
                 continue
             parameters, were = own[WATCH]
@@ -214,7 +214,10 @@ class DDP(Strategy):
                 # gradient.
                 reducer.prepare_for_backward([loss] if own["find_unused_parameters"] else [])
             own[ARMED] = 1
-        torch.autograd.backward(loss, seed, **options)
+        if options:
+            torch.autograd.backward(loss, seed, **options)
+        else:
+            engine.backward(loss, seed)
         for model in models:
             try:
                 model.reducer._check_reducer_finalized()

@@ -86,18 +86,18 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 window.settle()
         if not self._trains and closure is None:
             self._look()
-        boundary = step_boundary
-        boundary.stepping = True
-        if gate.scaler is None:
-            result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        else:
-            result, self.step_was_skipped = gate.scaler.step(self.optimizer, closure)
-        boundary.stepping = False
+        try:
+            if gate.scaler is None:
+                result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            else:
+                result, self.step_was_skipped = gate.scaler.step(self.optimizer, closure)
+        except BaseException:
+            step_boundary.stepping = True
+            raise
         if window is not None:
             window.count = 0  # nothing is left that could be dropped
         if not self.step_was_skipped:
-            boundary.made += 1
-            boundary.pending = True
+            step_boundary.made += 1
         return result
 
     def _look(self) -> None:

@@ -59,16 +59,19 @@ class Replica(Named, DistributedDataParallel):
             super().__setattr__(name, value)
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
-        return _as_torch_does(self.__dict__) and bool(super()._check_sync_bufs_pre_fwd())
+        own = self.__dict__
+        return bool(own.get("modules_buffers", True) and _as_torch_does(own) and super()._check_sync_bufs_pre_fwd())
 
     def _check_sync_bufs_post_fwd(self) -> bool:
         """Buffers become rank 0's behind a forward that shares gradients, and not before the next one of any kind: so
         they are equal when it is over, and evaluation, which may be one rank's alone, exchanges nothing.
         """
         own = self.__dict__
+        if not own.get("modules_buffers", True):
+            return False
         if _as_torch_does(own):
             return bool(super()._check_sync_bufs_post_fwd())
-        if not (own["require_backward_grad_sync"] and own.get("modules_buffers") and torch.is_grad_enabled()):
+        if not (own["require_backward_grad_sync"] and torch.is_grad_enabled()):
             return False
         return bool(own.get("forward_sync_buffers", own.get("broadcast_buffers")))
 

@@ -15,7 +15,6 @@ class Single(Strategy):
     """One process, one device, no communication."""
 
     name: ClassVar[str] = "single"
-    backward = staticmethod(torch.autograd.backward)
 
     def obstacle(self) -> str | None:
         if self.process.world_size > 1:
