@@ -44,9 +44,9 @@ class Accumulation:
         made: the windows, by the identity of their models.
     """
 
-    __slots__ = ("__weakref__", "_beside", "_count", "_depth", "_hand", "_loose", "_noted", "_told", "_watched",
-                 "began", "inside", "live", "loose", "made", "models", "newest", "optimizers", "scaler", "steps",
-                 "strategy", "switches", "weights", "with_loader")  # fmt: skip
+    __slots__ = ("__weakref__", "_beside", "_count", "_depth", "_hand", "_loose", "_noted", "_said_left_out", "_told",
+                 "_watched", "began", "inside", "live", "loose", "made", "models", "newest", "optimizers", "scaler",
+                 "steps", "strategy", "switches", "weights", "with_loader")  # fmt: skip
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Accumulation:
         self._count = self._depth = 0
         self._hand: tuple[Cursor | None, int, Cursor | None] = None, -1, None  # of the last backward outside of all
         self._beside = Beside()
-        self._noted = self._told = self._watched = False
+        self._noted = self._told = self._watched = self._said_left_out = False
 
     def window(self, models: tuple[torch.nn.Module, ...]) -> Window:
         """The window of these models; of all prepared ones when none is named."""
@@ -219,6 +219,17 @@ class Accumulation:
                 f"backward outside of `accumulate` is a window of one: gradient_accumulation_steps={self.steps} does "
                 "not divide its loss, and the optimizer steps each time. Put `with accelerator.accumulate(model):` "
                 "around forward, backward and step; or leave gradient_accumulation_steps at 1. (Said once.)",
+                stacklevel=messages.depth(),
+            )
+
+    def tell_left_out(self) -> None:
+        """Say once that a micro-batch without a backward counts."""
+        if not self._said_left_out:
+            self._said_left_out = True
+            warnings.warn(
+                "this rank has called no backward in a micro-batch of an accumulation window. Over several ranks its "
+                "rows count all the same, with a gradient of 0, as the other ranks cannot know. Where they are not to "
+                "count give weights, backward(loss, weight=...), in the others. (Said once.)",
                 stacklevel=messages.depth(),
             )
 

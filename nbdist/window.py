@@ -125,6 +125,8 @@ class Window:
             self.count += 1
             self._only = False
             self.boundary = (ends or self.count >= steps) if said is None else said
+        if of.weights.ranks > 1:  # with or without a backward: that one was left out here the others cannot know
+            self._total += self._rows_of_all()
         self._weighed = False
         if self._calls > 1 or self._slices > 1 or said is not None:
             self._measured = True
@@ -251,10 +253,12 @@ class Window:
                 raise ValueError(wrong)
         elif cursor is None:
             self._amount = 1.0
-            self._total += weights.ranks
         else:
             self._amount = cursor.local if self._slices == 1 else cursor.local / self._expected()
-            self._total += cursor.total
+        if weights.ranks == 1:
+            self._total += self._rows_of_all()
+        elif self.boundary and self._parts < self.count and not self._explicit:
+            of.tell_left_out()
         self._local = self._local + self._amount
         if not self.boundary:
             self.holds = True
@@ -267,6 +271,10 @@ class Window:
             return times(self._amount, self._ref), None
         # What was gathered before has this reference too.
         return times(self._amount, reference), None if late is None else partial(self.scale, late)
+
+    def _rows_of_all(self) -> int:
+        """What the micro-batch in hand weighs on all ranks, when nothing is said."""
+        return self._of.weights.ranks if self._by is None else self._by.total
 
     def _again(self, weight: Any) -> Any:
         """One more backward in a micro-batch that was weighed already: the losses add up."""

@@ -20,6 +20,7 @@ from nbdist.data import parcel, randomness
 from nbdist.data.cursor import Cursor
 from nbdist.data.options import Options
 from nbdist.data.plan import parted
+from nbdist.data.sandbox import Sandbox
 from nbdist.data.source import Source
 from nbdist.data.stream import StreamFeed
 
@@ -85,7 +86,15 @@ class DispatchedStream(StreamFeed):
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None
         if self._options.rank == 0:
-            steps = self._read(_begun(begin, self._begins(epoch)), start)
+            seed = self._begins(epoch)
+            if self._loader.num_workers:
+                inner = _begun(begin, seed)
+            else:
+                sandbox = Sandbox(seed)
+                with sandbox:
+                    inner = _begun(begin, seed)
+                inner = sandbox.around(inner)
+            steps = self._read(inner, start)
         return _dispatched(steps, cursor, start, self._options)
 
     def _read(self, inner: Iterator[Any], start: int) -> Iterator[Step]:

@@ -12,9 +12,8 @@ own. Where the ranks are seeded differently when they prepare it, rank 0's count
 Accelerator prepares (`numbers`), so that two loaders over as many samples have two orders. A worker of a map-style
 loader draws (augmentation) from a function of these, the rank and the worker, so that each rank augments differently,
 and each run alike; behind a resumed point it draws anew. Persistent workers are seeded once, at their start, as torch
-does it. Without workers a map-style dataset draws from the process's own generators. Ranks that read one stream draw
-alike, with and without workers, apart from the process's own generators; one process alone reads a stream without
-workers as torch does, from those.
+does it. Without workers a map-style dataset draws from the process's own generators. A stream draws
+from generators of its own, seeded with these, with and without workers: the same on all ranks.
 """
 
 from __future__ import annotations

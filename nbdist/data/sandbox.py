@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import torch
 
+_END = object()
 _RANDOM: Any = numpy.random  # numpy's own types do not know all of it
 
 
@@ -49,6 +51,15 @@ class Sandbox:
         self._exchange()
         for sampler, generator in zip(self._samplers, self._theirs, strict=True):
             sampler.generator = generator
+
+    def around(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The items, each of them taken inside."""
+        while True:
+            with self:
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item
 
     def _exchange(self) -> None:
         process = torch.random.default_generator

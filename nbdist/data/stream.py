@@ -3,8 +3,8 @@
 Where the stream ends only the process that reads it knows, and with workers that is not the rank: so the sizes of a
 short step travel with its samples and its batch. Full steps travel bare.
 
-Ranks that read a random stream must draw alike: without workers (theirs are seeded) each step is read in a `Sandbox`
-of the epoch's seed. One process alone reads its stream as torch does, from its own generators.
+Ranks that read a random stream must draw alike, and a run that goes on what an uninterrupted one draws: without workers
+(theirs are seeded) each step is read in a `Sandbox` of the epoch's seed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StreamSource(StreamFeed):
         self.stream = ShardedIterable(loader.dataset, self.batch, options.rank, options.ranks, loader.drop_last)
         # Of one stream that all ranks read; what differs by rank is not in a loader's state.
         self.own_state = StreamState.of(loader) if not options.shared_by else None
-        self._draws_alike = options.ranks > 1 and not loader.num_workers
+        self._draws_apart = not loader.num_workers
         if loader.persistent_workers:
             self.stream.share()
         self.attributes: dict[str, Any] = {
@@ -96,7 +96,7 @@ class StreamSource(StreamFeed):
             hold = self.own_state.hold
             if self.own_state.begin(epoch, start):
                 skip = self.stream.passed_over = 0
-        self.stream.sandbox = Sandbox(seed) if self._draws_alike else None
+        self.stream.sandbox = Sandbox(seed) if self._draws_apart else None
         inner = begin(seed)
         if skip:
             inner = itertools.islice(inner, skip, None)
@@ -139,7 +139,7 @@ class ShardedIterable(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         passed_over = self.passed_over
-        if self._ranks == 1 and not passed_over:
+        if self._ranks == 1 and not passed_over and self.sandbox is None:
             return iter(self._dataset)  # a short step shows in its length
         return self._parts(passed_over, self.sandbox or nullcontext())
 

@@ -135,6 +135,7 @@ class DDP(Strategy):
             replica.open_up(wrapped, module)
         if any(ref() is wrapped for ref in self._models):
             doubt()
+            self._look_at(wrapped)  # layers put into it since are made equal now
             return
         if self.process.world_size > 1 and _is_current(wrapped):
             _make_equal(wrapped)

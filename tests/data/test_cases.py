@@ -119,9 +119,10 @@ def views(rank: int, ranks: int) -> dict[str, Any]:
     told["set_seed"], told["copied"] = ([row.item() for row in loader] for loader in (seeded, copied))
     random.seed(rank)  # and torch and numpy are not where they were either
     told["random stream"] = []
-    for options in ({}, {"num_workers": 2}):
-        stream, before = accelerator.prepare(DataLoader(Shuffled(), batch_size=2, **options)), random.getstate()
-        epochs = [[row for rows, *_ in taken(accelerator, stream) for row in rows] for _ in range(2)]
+    sending = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    for one, options in ((accelerator, {}), (accelerator, {"num_workers": 2}), (sending, {})):
+        stream, before = one.prepare(DataLoader(Shuffled(), batch_size=2, **options)), random.getstate()
+        epochs = [[row for rows, *_ in taken(one, stream) for row in rows] for _ in range(2)]
         undisturbed = before == random.getstate()
         stream.load_state_dict(stream.state_dict() | {"epoch": 1, "delivered": 1})
         told["random stream"].append((epochs, [row for rows in stream for row in rows.tolist()], undisturbed))
@@ -184,7 +185,7 @@ def test_loaders_on_two_ranks() -> None:
         together = [row for pair in zip(first[name], second[name], strict=True) for row in pair]
         assert sorted(together) == list(range(8)) and together != list(range(8))
     assert first["copied"] == first["set_seed"] and second["copied"] == second["set_seed"]
-    for one, other, times in zip(first["random stream"], second["random stream"], (1, 2), strict=True):
+    for one, other, times in zip(first["random stream"], second["random stream"], (1, 2, 1), strict=True):
         assert one[2] and other[2]
         for mine, theirs in zip(one[0], other[0], strict=True):
             assert sorted(row % 100 for row in mine + theirs) == sorted([*range(12)] * times)  # a worker reads it too
@@ -221,6 +222,28 @@ def test_loaders_alone() -> None:
     assert told["unbatched"] == pytest.approx([5 + 1 + 2, 20 / 6] * 2)
     assert [rows for rows, *_ in told["split"]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert told["again"] == told["drawn"][0] != told["drawn"][1]
+
+
+def test_a_random_stream_alone_goes_on_where_it_was() -> None:
+    def made(seed: int) -> Any:
+        set_seed(seed)
+        return Accelerator(cpu=True).prepare(DataLoader(Shuffled(), batch_size=2))
+
+    def rows(batches: Any) -> list[list[int]]:
+        return [batch.tolist() for batch in batches]
+
+    loader = made(0)
+    first, second = rows(loader), rows(loader)
+    assert first != second and sorted(row % 100 for batch in first for row in batch) == list(range(12))
+    loader = made(0)
+    for batch in loader:
+        torch.rand(1), random.random(), numpy.random.rand()  # training's own draws
+        if batch.tolist() == first[1]:
+            state = loader.state_dict()
+            break
+    loader = made(99)
+    loader.load_state_dict(state)
+    assert rows(loader) == first[2:] and rows(loader) == second
 
 
 def test_the_rows_of_a_batch_that_came_whole() -> None:

@@ -186,6 +186,14 @@ def _other_ways(rank: int, ranks: int) -> dict[str, Any]:
     net[0].requires_grad_(False)
     with pytest.raises(RuntimeError, match="static_graph=True says that this never happens"):
         accelerator.backward(model(rows).mean())
+
+    accelerator, net = Accelerator(), _net()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    _train(accelerator.backward, model, optimizer, rows)
+    net[0] = nn.Linear(2, 3)
+    nn.init.constant_(net[0].weight, 1.0 + rank)
+    accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    found["put in anew"] = net[0].weight.flatten().tolist()  # equal before the next forward
     return found
 
 
@@ -204,6 +212,7 @@ def test_other_ways_to_edit() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     _train(torch.Tensor.backward, net, optimizer, torch.cat([rows, rows + 1]))
     expected["a static graph accumulates"] = _values(net)
+    expected["put in anew"] = [1.0] * 6
     for found in run_ranks(_other_ways, 2):
         for name, values in found.items():
             assert values == pytest.approx(expected[name], abs=1e-5), name
