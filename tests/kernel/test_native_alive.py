@@ -37,13 +37,13 @@ def test_launch_with_openmp_threads_and_cuda_simulated(fresh: Notebook) -> None:
     """
     fresh.ok(
         """
-import threading, torch
+import threading, time, torch
 torch.set_num_threads(2)
 a = torch.randn(400, 400)
 b = a @ a
 ended = threading.Event()
 def work():
-    while not ended.is_set(): (a @ a).sum()
+    while not ended.is_set(): (a @ a).sum(), time.sleep(0.005)
 workers = [threading.Thread(target=work, daemon=True) for _ in range(2)]
 for worker in workers: worker.start()
 torch.cuda.is_initialized = lambda: True
