@@ -73,18 +73,18 @@ class Loose:
             number: {at: one for at, one in enumerate(trained_by(optimizer)) if _is_loose(one, averaged)}
             for number, optimizer in list(self._optimizers.items())
         }
-        told = {number: {at: _kind(one) for at, one in found.items()} for number, found in mine.items() if found}
+        told = {number: {at: _kind(one) for at, one in found.items()} for number, found in mine.items()}
         everyone = messages.agree(where, told)
         # An optimizer that the user has let go of may be gone on one rank and not yet on another.
         agreed: dict[int, torch.Tensor] = {}
         for number, found in mine.items():
-            for at, one in found.items():
-                kinds = [told.get(number, {}).get(at) for told in everyone]
-                if None in kinds:
-                    continue
+            if any(number not in one for one in everyone):
+                continue
+            for at in sorted(set().union(*(one[number] for one in everyone))):
+                kinds = [one[number].get(at) for one in everyone]
                 if any(kind != kinds[0] for kind in kinds):
                     raise messages.DistributedOperationException(self._differ(self._optimizers[number], at, kinds))
-                agreed[id(one)] = one
+                agreed[id(found[at])] = found[at]
         before, self._known = self._known, set(agreed)
         self.parameters, self._buckets = list(agreed.values()), ([], [])
         for key, one in agreed.items():
@@ -94,7 +94,8 @@ class Loose:
             optimizer.look_again(self.backwards)
 
     def _differ(self, optimizer: PreparedOptimizer, at: int, kinds: list[Any]) -> str:
-        told = "; ".join(f"rank {rank} has {shape} of {dtype}" for rank, (shape, dtype) in enumerate(kinds))
+        each = ["none" if kind is None else f"{kind[0]} of {kind[1]}" for kind in kinds]
+        told = "; ".join(f"rank {rank} has {one}" for rank, one in enumerate(each))
         return (
             f"parameter {at} of this {type(optimizer.optimizer).__name__} belongs to no prepared model, and is another "
             f"one on each rank: {told}. Ranks train the same parameters: prepare the model with them, the same on all; "

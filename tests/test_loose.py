@@ -338,6 +338,8 @@ def _shared(rank: int, ranks: int) -> dict[str, Any]:
     optimizer.step()
 
     apart = nn.Parameter(torch.zeros(rank + 1))
+    some = [nn.Parameter(torch.zeros(1)) for _ in range(2 - rank)]
+    found["on one rank"] = said(lambda: Accelerator().prepare(torch.optim.SGD(some, lr=1.0)))
     found["apart"] = said(lambda: Accelerator().prepare(sgd(apart)))
     accelerator, bare = Accelerator(), linear_at_zero()
     found["bare"] = said(lambda: accelerator.accumulate(bare))
@@ -359,6 +361,7 @@ def test_what_no_wrapper_averages_is_averaged() -> None:
         assert found["in a window False"] == (mine / 2, 2, 2 + mine / 2)
         assert found["in a window True"][1:] == (2.0, 2.0)  # the one without a backward counts
         assert "loss.backward() is each rank's own. Call accelerator.backward(loss)" in found["torch's own backward"]
+        assert "parameter 1 of this SGD" in found["on one rank"] and "rank 1 has none" in found["on one rank"]
         assert "rank 0 has (1,) of torch.float32; rank 1 has (2,) of torch.float32" in found["apart"]
         assert "this Linear is not prepared: each of the 2 ranks would train one of its own" in found["bare"]
         assert found["bare and gone"] == found["bare"]
