@@ -47,6 +47,8 @@ class Weights:
                     value = weight.detach().to(self._exact).reshape(())
                     return torch.where(value >= 0, value, math.nan), ""
         try:
+            if isinstance(weight, str | bytes | bool):  # Python would make a number of them
+                raise TypeError
             number = float(weight)
         except (TypeError, ValueError):
             return math.nan, f"weight is {checks.short(weight)}; it is one number"
