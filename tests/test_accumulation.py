@@ -532,7 +532,8 @@ def test_several_backward_calls_in_a_micro_batch_weigh_once() -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize(
     ("weight", "told"),
-    [(-1, "weight is -1"), (float("nan"), "weight is nan"), (float("inf"), "weight is inf"), ("3", "weight is '3'"), (True, "weight is True"),
+    [(-1, "weight is -1"), (float("nan"), "weight is nan"), (float("inf"), "weight is inf"), ("x", "weight is 'x'"),
+     ("3", "weight is '3'"), (True, "weight is True"),
      (torch.ones(2), r"shape \(2,\)")],
 )  # fmt: skip
 def test_a_weight_that_is_none(steps: int, weight: Any, told: str) -> None:

@@ -97,7 +97,7 @@ def test_many_heals(nb: Notebook) -> None:
     before = works(nb, RANKS)
     cut(nb)
     after_one = held(nb)
-    for _ in range(12):
+    for _ in range(20):
         cut(nb)
         assert "--fresh" not in nb.ok(magic("dist.barrier()", RANKS)).stderr
     for (threads, files), (threads_then, files_then) in zip(held(nb), after_one, strict=True):

@@ -358,7 +358,7 @@ def test_warnings_and_logging(nb: Notebook) -> None:
 
 @pytest.mark.slow
 def test_a_silent_cell(nb: Notebook) -> None:
-    cell = nb.ranks("time.sleep(32)\nprint('at last', rank)", timeout=80)
+    cell = nb.ranks("time.sleep(40)\nprint('at last', rank)", timeout=80)
     assert (lines_of(0, cell.stdout), cell.stderr) == (["at last 0"], "")
 
 
