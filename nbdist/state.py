@@ -44,7 +44,7 @@ class StepBoundary:
         steps: boundaries passed.
         made: steps that optimizers have made to their end.
         counted: those before the last boundary; where it is another number than `made`, a boundary is to be passed.
-        stepping: an optimizer was cut off in the middle of one.
+        stepping: an optimizer was cut off in the middle of one, since the last boundary.
         midway: a backward was called since the last boundary.
         begun: a backward was called.
     """
@@ -57,7 +57,7 @@ class StepBoundary:
         """Count a step; when a stop is being agreed on, wait for its target and raise KeyboardInterrupt there."""
         if threading.get_ident() != self._thread:
             return  # one that reads ahead: it does not know where the loop is
-        self.counted, self.midway = self.made, False
+        self.counted, self.midway, self.stepping = self.made, False, False
         self.steps += 1
         if self._frozen:
             self._meet()
