@@ -69,7 +69,7 @@ MAY = {
     "scaling": {"kwargs"},
     "compiling": {"checks", "kwargs", "views", "precision"},
     "data": {"checks", "state", "config", "collectives", "messages", "shipping"},
-    "checkpoint": {"state", "config", "collectives"},
+    "checkpoint": {"checks", "collectives", "config", "ends", "messages", "state", "strategies", "views"},
     "tracking": {"state", "config"},
     "strategies": {
         "checks",

@@ -1,0 +1,1 @@
+"""What is written of a training run, and read again: checkpoints, and weights for others."""
