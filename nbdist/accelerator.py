@@ -125,7 +125,7 @@ class Accelerator(Models, Step, Helpers):
         self._live = Live([None])  # running iterators of prepared loaders, the newest last
         self._numbers = Numbers()
         options = arguments.accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
-        weights = Weights(self._strategy.data_parallel_size, self._process.device)
+        weights = Weights(self._strategy.data_parallel_size, self._process.device, self._strategy.together)
         self._windows = Accumulation(self._strategy, weights, self._live, **options)
         self._scale()
         self.step_scheduler_with_optimizer = checks.flag(
@@ -265,6 +265,7 @@ class Accelerator(Models, Step, Helpers):
         options = Options(
             rank=self._strategy.data_parallel_rank,
             ranks=self._strategy.data_parallel_size,
+            together=self._strategy.together,
             device=self.device if placed and self.device.type != "cpu" else None,
             non_blocking=loading.non_blocking,
             split_batches=loading.split_batches,

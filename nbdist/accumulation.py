@@ -68,7 +68,7 @@ class Accumulation:
         self.made: dict[Any, Window] = {}
         self.optimizers: weakref.WeakValueDictionary[int, PreparedOptimizer] = weakref.WeakValueDictionary()
         self.loose: Loose | None = None
-        self._loose = Loose(strategy, self.optimizers) if weights.ranks > 1 else None
+        self._loose = Loose(strategy, self.optimizers) if strategy.process.world_size > 1 else None
         self._count = self._depth = 0
         self._hand: tuple[Cursor | None, int, Cursor | None] = None, -1, None  # of the last backward outside of all
         self._beside = Beside()

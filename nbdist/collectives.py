@@ -71,9 +71,13 @@ def _numel(shape: tuple[int, ...]) -> int:
     return count
 
 
-def gather(tensor: Any) -> Any:
+def gather(tensor: Any, copies: int = 1) -> Any:
     """The values of all ranks, joined, on every rank; lengths may differ (see the top of this module for what joins
     how).
+
+    Args:
+        tensor: a nested value.
+        copies: so many ranks in a row have the same, of which the first one's counts.
 
     Raises:
         DistributedOperationException (a ValueError): the ranks' values differ in structure, dtype, number of
@@ -95,8 +99,8 @@ def gather(tensor: Any) -> Any:
             )
     mine = [ends[index].value.detach() for index in where]
     everyone = _tensors_of_all(mine, shapes) if len(answers) > 1 else [mine]
-    tensors = zip(*everyone, strict=True)  # for each tensor, every rank's
-    objects = zip(*(theirs for _, theirs in answers), strict=True)
+    tensors = zip(*everyone[::copies], strict=True)  # for each tensor, every rank's
+    objects = zip(*(theirs for _, theirs in answers[::copies]), strict=True)
     return rebuilt(tensor, (_joined(end, tensors, objects) for end in ends))
 
 
@@ -114,10 +118,12 @@ def _joined(end: Leaf, tensors: Iterator[tuple[torch.Tensor, ...]], objects: Ite
     return list(next(objects)) if end.role == "object" else end.value
 
 
-def gather_object(object: Any) -> list[Any]:
-    """Every rank's picklable object, by rank; lists are joined: [0] and [1, 2] give [0, 1, 2]."""
+def gather_object(object: Any, copies: int = 1) -> list[Any]:
+    """Every rank's picklable object, by rank; lists are joined: [0] and [1, 2] give [0, 1, 2]. `copies` as for
+    `gather`.
+    """
     state.current()
-    values = messages.agree("gather_object", object)
+    values = messages.agree("gather_object", object)[::copies]
     lists = [isinstance(value, list) for value in values]
     if all(lists):
         return [item for value in values for item in value]
@@ -129,7 +135,7 @@ def gather_object(object: Any) -> list[Any]:
     return values
 
 
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, copies: int = 1) -> Any:
     """Sum, mean, max or min of nested tensors (and numbers) over the ranks, as new tensors of the same dtype.
 
     Half precision is added up in float32 and rounded once. Numbers become 0-dim tensors.
@@ -138,6 +144,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         tensor: a nested value; its tensors have the same shapes on all ranks.
         reduction: "mean", "sum", "max", "min"; "none" only scales.
         scale: what the result is multiplied by.
+        copies: so many ranks in a row have the same, of which the first one's counts.
 
     Raises:
         ValueError: an unknown reduction. DistributedOperationException (a ValueError): the ranks' values differ in
@@ -156,7 +163,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         if end.role in ("tensor", "number"):
             number = end.role == "number"
             value = torch.tensor(end.value, dtype=number_dtype(end.value)) if number else end.value.detach()
-            results.append(_reduced(value, reduction, scale, len(answers), end.path))
+            results.append(_reduced(value, reduction, scale, len(answers), copies, end.path))
         elif end.role == "structure":
             results.append(end.value)
         else:
@@ -164,7 +171,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     return rebuilt(tensor, iter(results))
 
 
-def _reduced(value: torch.Tensor, reduction: str, scale: float, ranks: int, path: str) -> torch.Tensor:
+def _reduced(value: torch.Tensor, reduction: str, scale: float, ranks: int, copies: int, path: str) -> torch.Tensor:
     dtype, exact = value.dtype, value.is_floating_point() or value.is_complex()
     if not exact and (reduction == "mean" or scale != 1.0 or (dtype is torch.bool and reduction == "sum")):
         what = f"the {reduction} of" if scale == 1.0 else f"a scale of {scale} on"
@@ -181,9 +188,11 @@ def _reduced(value: torch.Tensor, reduction: str, scale: float, ranks: int, path
         operation = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(reduction, dist.ReduceOp.SUM)
         if work.device.type == "cpu" and messages.message_device().type != "cpu":
             raise RuntimeError("the process group has no backend for CPU tensors; move the value to the device first")
+        if copies > 1 and reduction in ("sum", "mean") and state.current().rank % copies:
+            work.zero_()
         with messages.waiting():
             dist.all_reduce(work, op=operation)
-    factor = scale / ranks if reduction == "mean" else scale
+    factor = scale * copies / ranks if reduction == "mean" else scale
     return (work * factor if factor != 1.0 else work).to(dtype)
 
 

@@ -12,6 +12,7 @@ from nbdist import checks, collectives, messages, metrics, saving, state
 from nbdist.data.cursor import Live
 from nbdist.kwargs import DataLoaderConfiguration, ProfileKwargs, ProjectConfiguration
 from nbdist.processes import Processes
+from nbdist.splitting import Split
 
 if TYPE_CHECKING:
     from nbdist.accumulation import Accumulation
@@ -34,8 +35,10 @@ class Helpers(Processes):
 
     # ------------------------------------------------------------------ collectives
     def gather(self, tensor: Any) -> Any:
-        """The nested values of all ranks, joined, on every rank: see `nbdist.collectives.gather`."""
-        return collectives.gather(tensor)
+        """The nested values of all ranks, joined, on every rank: see `nbdist.collectives.gather`. What the ranks of a
+        tensor parallel group have is the same, and comes once; so in the other collectives here.
+        """
+        return collectives.gather(tensor, self._windows.strategy.copies)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """`gather`, without what a rank computed on stand-ins because nothing was left for it: see
@@ -46,11 +49,19 @@ class Helpers(Processes):
                 each real row of the batch, so that averaging what is gathered is right; for a sum use `reduce`.
             use_gather_object: gather it as one object, as `gather_object` does.
         """
-        return metrics.gather_for_metrics(input_data, self._live[-1], use_gather_object, self._live.stand_ins)
+        copies = self._windows.strategy.copies
+        return metrics.gather_for_metrics(input_data, self._live[-1], use_gather_object, self._live.stand_ins, copies)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum, mean, max or min over the ranks: see `nbdist.collectives.reduce`."""
-        return collectives.reduce(tensor, reduction, scale)
+        return collectives.reduce(tensor, reduction, scale, self._windows.strategy.copies)
+
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Split:
+        """This process's part of some inputs: see `nbdist.processes.Processes.split_between_processes`. Ranks that take
+        the same part of a batch (tensor and context parallel) get the same part.
+        """
+        together = self._windows.strategy.together
+        return Split(inputs, self.process_index // together, self.num_processes // together, apply_padding, together)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
         """Each tensor padded to the largest size over the ranks: see `nbdist.collectives.pad_across_processes`."""

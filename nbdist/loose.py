@@ -42,7 +42,7 @@ class Loose:
 
     def __init__(self, strategy: Strategy, optimizers: Mapping[int, PreparedOptimizer]) -> None:
         self._strategy, self._optimizers = strategy, optimizers
-        self._ranks = strategy.data_parallel_size
+        self._ranks = strategy.process.world_size
         self.parameters: list[torch.Tensor] = []
         self._known: set[int] = set()
         self.backwards = 0

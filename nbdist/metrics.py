@@ -18,7 +18,11 @@ from nbdist.ends import Leaf, leaves, number_dtype, rebuilt
 
 
 def gather_for_metrics(
-    value: Any, cursor: Cursor | None, use_gather_object: bool = False, stand_ins: tuple[int, int] | None = None
+    value: Any,
+    cursor: Cursor | None,
+    use_gather_object: bool = False,
+    stand_ins: tuple[int, int] | None = None,
+    copies: int = 1,
 ) -> Any:
     """`gather` of what is real.
 
@@ -27,6 +31,8 @@ def gather_for_metrics(
         cursor: the batch in hand; None when no prepared loader runs: all of the value is real then.
         use_gather_object: gather it as one object, as `gather_object` does.
         stand_ins: see `Live`: for a note where the value seems to have been collected in a loop that has ended.
+
+        copies: so many ranks in a row have the same, of which the first one's counts.
 
     Returns:
         As `gather`, but from a rank without real rows comes nothing; and while a loader runs a single float (a number
@@ -43,13 +49,13 @@ def gather_for_metrics(
                 "batch, and collect what it returns",
                 stacklevel=messages.depth(),
             )
-        return collectives.gather_object(value) if use_gather_object else collectives.gather(value)
+        return collectives.gather_object(value, copies) if use_gather_object else collectives.gather(value, copies)
     rows = cursor.local
     if use_gather_object:
-        return _objects(value, rows > 0)
+        return _objects(value, rows > 0, copies)
     size = getattr(cursor.plan, "batch", None)  # of full steps; None where they differ anyway
     ends = (_real(end, rows, size) for end in leaves(value))
-    return collectives.gather(rebuilt(value, ends))
+    return collectives.gather(rebuilt(value, ends), copies)
 
 
 def _rows(end: collectives.Leaf) -> int | None:
@@ -58,10 +64,10 @@ def _rows(end: collectives.Leaf) -> int | None:
     return len(end.value) if end.role == "list" else None
 
 
-def _objects(value: Any, real: bool) -> list[Any]:
+def _objects(value: Any, real: bool, copies: int) -> list[Any]:
     state.current()
     answers = messages.agree("gather_for_metrics(use_gather_object=True)", (real, value if real else None))
-    values = [one for was_real, one in answers if was_real]
+    values = [one for was_real, one in answers[::copies] if was_real]
     if values and all(isinstance(one, list) for one in values):
         return [item for one in values for item in one]
     return values

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from nbdist import checks, collectives, state
+from nbdist import checks, collectives, messages, state
 
 
 class RNGType(StrEnum):
@@ -55,6 +55,17 @@ def synchronize_rng_states(rng_types: Iterable[RNGType | str], generator: Any = 
         raise checks.wrong("synchronize_rng_states: rng_types", rng_types, "a list of kinds of generators")
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator)
+
+
+def share(together: int) -> None:
+    """Give so many ranks in a row the first one's states of all generators. A collective: all ranks call it."""
+    kinds = (RNGType.TORCH, RNGType.CUDA, RNGType.NUMPY, RNGType.PYTHON)
+    everyone = messages.exchange([_state(kind, None) for kind in kinds])
+    rank = state.current().rank
+    if rank % together:
+        for kind, kept in zip(kinds, everyone[rank - rank % together], strict=True):
+            if kept is not None:
+                _restore(kind, kept, None)
 
 
 def kind_of(rng_type: RNGType | str | None) -> RNGType:

@@ -21,6 +21,7 @@ class Split:
         inputs: what is split, the same on all ranks: sizes differ by one at most, low ranks first.
         rank, ranks: which part is ours, of how many.
         apply_padding: repeat the last item on ranks that have less than rank 0.
+        together: so many processes in a row have the same part.
 
     Attributes:
         start: the index of this rank's first item.
@@ -31,8 +32,8 @@ class Split:
         TypeError: something that cannot be split by items. ValueError: a dict whose values differ in length.
     """
 
-    def __init__(self, inputs: Any, rank: int, ranks: int, apply_padding: bool = False) -> None:
-        self._inputs = inputs
+    def __init__(self, inputs: Any, rank: int, ranks: int, apply_padding: bool = False, together: int = 1) -> None:
+        self._inputs, self._together = inputs, together
         lengths = dict(_lengths(inputs, ""))
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{path} has {length}" for path, length in lengths.items())
@@ -86,7 +87,7 @@ class Split:
                 f"gather of a split takes one result for each item, or the same number for each: {listed}. For any "
                 "number of them, use nbdist.utils.gather_object(results)"
             )
-        return [one for _, some, real, _ in answers for one in some[: real * each]]
+        return [one for _, some, real, _ in answers[:: self._together] for one in some[: real * each]]
 
     def _take(self, values: Any) -> Any:
         end = self.start + self.real

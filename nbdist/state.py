@@ -145,6 +145,7 @@ _told: tuple[str, str] | None = None  # the device the worker has set, and why
 # and the facts.
 _known: tuple[Callable[[], Any], Process] | None = None
 _seed = 0
+_seed_rank: int | None = None  # of those that draw apart; None: this process's
 _debug: bool | None = None  # None: as the environment says
 
 
@@ -337,7 +338,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     Args:
         seed: any integer, of any size.
         device_specific: add the rank, so that dropout and augmentation differ by rank; loaders keep one order on all
-            ranks.
+            ranks. Ranks that compute one result together (tensor and context parallel) have the same.
         deterministic: also ask torch for deterministic algorithms.
 
     Raises:
@@ -351,13 +352,19 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     deterministic = checks.flag(deterministic, "set_seed: deterministic")
     seed = _seed = whole_seed(seed, "set_seed")
     if device_specific:
-        seed += current().rank
+        seed += current().rank if _seed_rank is None else _seed_rank
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed % 2**64)  # every device's generator too
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
+
+
+def draw_apart(rank: int) -> None:
+    """What a rank-specific seed differs by in this process: which part of a batch it takes."""
+    global _seed_rank
+    _seed_rank = rank
 
 
 def whole_seed(seed: Any, where: str) -> int:

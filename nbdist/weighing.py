@@ -20,14 +20,16 @@ class Weights:
     in it gives gradients of NaN.
 
     Args:
-        ranks: how many ranks share a gradient.
+        ranks: how many ways a batch is split.
         device: that of this rank.
+        together: how many ranks take the same part of a batch. Each brings an amount: equal ones where they compute
+            the same, what its part of the sequence has where they share one.
     """
 
-    __slots__ = ("_device", "_exact", "ranks")
+    __slots__ = ("_device", "_exact", "_together", "ranks")
 
-    def __init__(self, ranks: int, device: torch.device) -> None:
-        self.ranks, self._device = ranks, device
+    def __init__(self, ranks: int, device: torch.device, together: int = 1) -> None:
+        self.ranks, self._device, self._together = ranks, device, together
         self._exact = torch.float32 if device.type == "mps" else torch.float64
 
     def amount(self, weight: Any, real: bool) -> tuple[Any, str]:
@@ -63,7 +65,7 @@ class Weights:
             ValueError: an amount is bad; on every rank that does not train on a device, and on the one it comes from.
         """
         total = amount
-        if self.ranks > 1:
+        if self.ranks > 1 or self._together > 1:
             with torch.no_grad():
                 there = self._device if self._device.type != "cpu" else torch.device("cpu")
                 total = torch.as_tensor(amount, dtype=self._exact).to(there, copy=True)
@@ -75,6 +77,8 @@ class Weights:
                     raise
                 if there.type == "cpu":
                     total = total.item()
+                if self._together > 1:
+                    total = total / self._together
         if wrong:
             raise ValueError(wrong)
         if isinstance(total, float) and not math.isfinite(total):

@@ -49,7 +49,7 @@ class DispatchedRows(Source):
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None
-        if self._options.rank == 0:
+        if dist.get_rank() == 0:
             plan = self.stream.plan = self.plan(epoch)
             self.stream.start, self.stream.everyone = start, True
             inner = _begun(begin, randomness.mixed(self._seed(), epoch))
@@ -85,7 +85,7 @@ class DispatchedStream(StreamFeed):
 
     def iterate(self, epoch: int, start: int, cursor: Cursor, begin: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
         steps = None
-        if self._options.rank == 0:
+        if dist.get_rank() == 0:
             seed = self._begins(epoch)
             if self._loader.num_workers:
                 inner = _begun(begin, seed)
@@ -144,7 +144,7 @@ def _failing(error: Exception) -> Iterator[Any]:
 
 def _dispatched(steps: Iterator[Step] | None, cursor: Cursor, start: int, options: Options) -> Iterator[Any]:
     """Every rank's batches; `steps` are rank 0's, None elsewhere."""
-    rank, ranks = options.rank, options.ranks
+    rank, ranks, together = options.rank, options.ranks, options.together
     device = messages.message_device()
     step = start
     while True:
@@ -156,8 +156,9 @@ def _dispatched(steps: Iterator[Step] | None, cursor: Cursor, start: int, option
             head[0] = _END
             try:
                 for batches, sizes, last in steps:
-                    parcels = [parcel.pack(batch) for batch in (batches[1:] if all(sizes) else batches)]
-                    if all(sizes):
+                    own = all(sizes) and together == 1
+                    parcels = [parcel.pack(batch) for batch in (batches[1:] if own else batches)]
+                    if own:
                         parcels.insert(0, torch.empty(0, dtype=torch.uint8))  # rank 0 has its own already
                     parcels += parcels[:1] * (ranks - len(parcels))  # a rank with nothing has rank 0's
                     head = torch.tensor([_LAST if last else _BATCH, *sizes, *map(len, parcels)])
@@ -175,8 +176,8 @@ def _dispatched(steps: Iterator[Step] | None, cursor: Cursor, start: int, option
             if error is not None:
                 raise error
             raise messages.echo(f"rank 0, which reads for all ranks (dispatch_batches=True), failed: {told}")
-        if rank == 0:
-            sent = [dist.isend(one.to(device), to) for to, one in enumerate(parcels) if to]
+        if steps is not None:
+            sent = [dist.isend(parcels[to // together].to(device), to) for to in range(1, options.everyone)]
             batch = batches[0]
             for work in sent:
                 work.wait()

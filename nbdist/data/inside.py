@@ -66,8 +66,8 @@ class Inside:
         if like is not None:
             self._own, self._agreed, self.lengths = like._own, like._agreed, like.lengths
             if isinstance(self.source, OwnData | DispatchedRows) and self.lengths:
-                self.source.told(self.lengths)
-        elif options.ranks > 1:
+                self.source.told(self.lengths[:: options.together])
+        elif options.everyone > 1:
             self._agree()
         self.skipped: Skipped | None = None
         self.replaced = {"_nb", "_iterator", *self.source.attributes}  # what is not the user's; for streams torch's too
@@ -86,8 +86,10 @@ class Inside:
         shared = type(source) in (Source, StreamSource) and not source.sharded  # of one order that all ranks have
         order = own_order.of(self.original) if shared else {}
         mine = self._own, self.position.number, source.kind, source.length(), options | source.alike(), order
-        told = messages.agree("prepare a loader", mine)
-        seeds, numbers, kinds, lengths, alike, orders = map(list, zip(*told, strict=True))
+        told = messages.agree("prepare a loader", (*mine, self._split_otherwise()))
+        seeds, numbers, kinds, lengths, alike, orders, wrong = map(list, zip(*told, strict=True))
+        if any(wrong):
+            raise ValueError(next(filter(None, wrong)))
         # Ranks that were seeded or have counted differently would each shuffle in another order.
         self._agreed, self.position.number = seeds[0], numbers[0]
         if len(set(kinds)) > 1:
@@ -96,7 +98,7 @@ class Inside:
         _refuse_unlike(alike)
         self.lengths = lengths
         if isinstance(source, OwnData | DispatchedRows):
-            source.told(lengths)
+            source.told(lengths[:: self.options.together])
         elif not self.options.dispatch and len(set(lengths)) > 1:
             listed = ", ".join(f"rank {rank} has {length}" for rank, length in enumerate(lengths))
             raise ValueError(
@@ -104,6 +106,22 @@ class Inside:
                 "all ranks; for one that is split already, tell: prepare_data_loader(loader, already_sharded=True)"
             )
         own_order.compare(orders)
+
+    def _split_otherwise(self) -> str:
+        """What is wrong with a loader or dataset that is split already; "" where that is as the ranks share batches."""
+        options, source = self.options, self.source
+        by: Any = getattr(source, "distributed", None) if source.sharded else None
+        if options.together == 1 or (by is None and not isinstance(source, OwnData)):
+            return ""  # the user may have his reasons
+        by = getattr(self.original.dataset, "_distributed", None) if by is None else by
+        ways, part = getattr(by, "num_replicas", getattr(by, "world_size", None)), getattr(by, "rank", options.rank)
+        if ways is None or (ways, part) == (options.ranks, options.rank):
+            return ""
+        return (
+            f"this loader's samples are split {ways} ways already, of which a rank has part {part}; and here "
+            f"{options.together} ranks together take part {options.rank} of {options.ranks} of a batch (tensor or "
+            "context parallel). Prepare it unsplit; or split it by accelerator.data_parallel_rank"
+        )
 
     def copied(self, original: DataLoader) -> Inside:
         """The same around a copy of the original, which all ranks have agreed on already."""
@@ -158,8 +176,8 @@ def _in_words(value: Any) -> str:
 
 def _feed(loader: DataLoader, options: Options, seed: Callable[[], int]) -> Feed:
     streamed = isinstance(loader.dataset, IterableDataset)
-    dispatched = options.dispatch and options.ranks > 1
-    if is_sharded(loader, options) and options.ranks > 1:
+    dispatched = options.dispatch and options.everyone > 1
+    if is_sharded(loader, options) and options.everyone > 1:
         if dispatched:
             raise ValueError(
                 "dispatch_batches=True lets rank 0 read for all ranks, and this dataset is already split by rank, so "
@@ -169,7 +187,7 @@ def _feed(loader: DataLoader, options: Options, seed: Callable[[], int]) -> Feed
     if streamed:
         return (DispatchedStream if dispatched else StreamSource)(loader, options, seed)
     source = Source(loader, options, seed)
-    if source.sharded and options.ranks > 1:
+    if source.sharded and options.everyone > 1:
         note = "this loader has a DistributedSampler, so it is sharded already: prepare() leaves its samples alone"
         warnings.warn(note, stacklevel=messages.depth())
     elif dispatched:

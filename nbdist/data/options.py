@@ -36,6 +36,7 @@ class Options:
 
     Attributes:
         rank, ranks: which part is ours, of how many.
+        together: so many processes in a row take the same part.
         device: where batches are brought; None leaves them where they are.
         non_blocking: bring them there beside the computation.
         split_batches: the loader's batch size is that of all ranks together.
@@ -48,6 +49,7 @@ class Options:
 
     rank: int = 0
     ranks: int = 1
+    together: int = 1
     device: Any = None
     non_blocking: bool = False
     split_batches: bool = False
@@ -56,6 +58,11 @@ class Options:
     data_seed: int | None = None
     shared_by: int = 0
     accumulates: Callable[[], bool] = never
+
+    @property
+    def everyone(self) -> int:
+        """How many processes there are."""
+        return self.ranks * self.together
 
     def each(self, batch: int | None, whole: bool = False) -> int:
         """Samples that a rank takes of a full step, from the loader's batch size.

@@ -10,6 +10,7 @@ Iterating such a stream is a collective: all ranks start and leave it alike.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -112,20 +113,22 @@ class OwnData:
         if self._rows is not None:
             steps = self._known(inner, start)
         else:
-            steps = _exchanged(((batch, own.local) for batch in inner), self._options.ranks)
-        return _filled(steps, cursor, start, self._options.rank)
+            steps = _exchanged(((batch, own.local) for batch in inner), self._options)
+        return _filled(steps, cursor, start, self._options)
 
     def _known(self, inner: Iterator[Any], start: int) -> Iterator[Step]:
         for step in range(start, self._steps()):
             yield next(inner, _NONE), self._sizes(step), step == self._steps() - 1
 
 
-def _filled(steps: Iterator[Step], cursor: Cursor, start: int, rank: int) -> Iterator[Any]:
+def _filled(steps: Iterator[Step], cursor: Cursor, start: int, options: Options) -> Iterator[Any]:
     """Sets the cursor to each batch, and gives a stand-in where there is none."""
-    held = _NONE
+    held, rank = _NONE, options.rank
     for step, (batch, sizes, last) in enumerate(steps, start):
+        if step == start and options.together > 1:
+            _see_one(batch, options.together)
         if step == start and 0 in sizes:
-            held = _borrowed(batch, sizes, rank)
+            held = _borrowed(batch, sizes, options)
         if batch is not _NONE:
             held = batch
         cursor.step, cursor.last = step, last
@@ -133,9 +136,24 @@ def _filled(steps: Iterator[Step], cursor: Cursor, start: int, rank: int) -> Ite
         yield held
 
 
-def _borrowed(batch: Any, sizes: list[int], rank: int) -> Any:
+def _see_one(batch: Any, together: int) -> None:
+    """On all ranks: have those that take the same part of a batch the same?"""
+    mine = b"" if batch is _NONE else hashlib.blake2b(parcel.pack(batch).numpy().tobytes(), digest_size=16).digest()
+    told = messages.exchange(mine)
+    for first in range(0, len(told), together):
+        group = told[first : first + together]
+        if len(set(group)) > 1:
+            raise messages.DistributedOperationException(
+                f"ranks {first} to {first + together - 1} take one batch together (tensor or context parallel), and "
+                "their datasets, which are split already, give them different batches. Split the dataset by "
+                "accelerator.data_parallel_rank"
+            )
+
+
+def _borrowed(batch: Any, sizes: list[int], options: Options) -> Any:
     """On all ranks, when one of them has nothing from the start: the batch of the first one that has some."""
-    lender = next(index for index, size in enumerate(sizes) if size)
+    lender = next(index for index, size in enumerate(sizes) if size) * options.together
+    rank = dist.get_rank()
     sent = parcel.pack(batch) if rank == lender else torch.empty(0, dtype=torch.uint8)
     device = messages.message_device()
     size = max(messages.exchange(len(sent)))
@@ -156,10 +174,11 @@ class _Reader:
     Args:
         batches: (batch, rows) of this rank.
         ranks: how many tell each other.
+        together: so many of them in a row take the same.
     """
 
-    def __init__(self, batches: Iterator[tuple[Any, int]], ranks: int) -> None:
-        self._batches, self._ranks = batches, ranks
+    def __init__(self, batches: Iterator[tuple[Any, int]], ranks: int, together: int = 1) -> None:
+        self._batches, self._ranks, self._together = batches, ranks, together
         self.waiting: deque[tuple[Any, int]] = deque()
         self._ended = False
         self._failure: Exception | None = None
@@ -209,13 +228,13 @@ class _Reader:
                 raise self._failure
             failed = next(rank for rank, text in enumerate(told) if text is not None)
             raise messages.echo(f"the dataset of rank {failed} failed: {told[failed]}")
-        table = [[row[1 + step] for row in by_rank] for step in range(steps)]
+        table = [[row[1 + step] for row in by_rank[:: self._together]] for step in range(steps)]
         return table, min(row[0] for row in by_rank)
 
 
-def _exchanged(batches: Iterator[tuple[Any, int]], ranks: int) -> Iterator[Step]:
+def _exchanged(batches: Iterator[tuple[Any, int]], options: Options) -> Iterator[Step]:
     """The steps of all ranks, told in chunks; see the top of this module."""
-    reader = _Reader(batches, ranks)
+    reader = _Reader(batches, options.everyone, options.together)
     reader.send(0, 1)
     table, following = reader.received()
     while any(table[0]):

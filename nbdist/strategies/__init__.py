@@ -4,8 +4,9 @@ point.
 
 from __future__ import annotations
 
+from nbdist import rng
 from nbdist.registry import Registry
-from nbdist.state import Process
+from nbdist.state import Process, draw_apart
 from nbdist.strategies.base import Strategy
 
 STRATEGIES = Registry(
@@ -38,4 +39,7 @@ def create(name: str | None, process: Process, **options: object) -> Strategy:
         raise RuntimeError(f"the strategy {name!r} cannot run here: {obstacle}")
     strategy.reason = reason
     strategy.setup()
+    draw_apart(strategy.data_parallel_rank)
+    if strategy.together > 1:
+        rng.share(strategy.together)
     return strategy

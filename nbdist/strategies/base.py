@@ -37,6 +37,7 @@ class Strategy:
     supports: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda", "mps"})
     shares_gradients: ClassVar[bool] = False
     reason = ""  # why this strategy was chosen
+    parallelism: Any = None  # the ParallelismConfig, of a strategy that takes one
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -62,6 +63,21 @@ class Strategy:
     def data_parallel_rank(self) -> int:
         """Which part of a split batch is this rank's."""
         return 0
+
+    @property
+    def together(self) -> int:
+        """How many ranks in a row take the same part of a batch: those of a tensor parallel and of a context parallel
+        group.
+        """
+        sizes = self.parallelism
+        return 1 if sizes is None else sizes.tp_size * sizes.cp_size
+
+    @property
+    def copies(self) -> int:
+        """How many of those compute the very same, each with a part of the weights: a tensor parallel group. What they
+        have counts once.
+        """
+        return 1 if self.parallelism is None else self.parallelism.tp_size
 
     @property
     def distributed_type(self) -> DistributedType:
