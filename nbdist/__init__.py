@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from nbdist.launchers.notebook import debug_launcher as debug_launcher
     from nbdist.launchers.notebook import notebook_launcher as notebook_launcher
     from nbdist.local_sgd import LocalSGD as LocalSGD
+    from nbdist.parallelism import ParallelismConfig as ParallelismConfig
+    from nbdist.plugins import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from nbdist.processes import PartialState as PartialState
     from nbdist.rng import synchronize_rng_states as synchronize_rng_states
     from nbdist.state import DistributedType as DistributedType
@@ -51,9 +53,11 @@ _HOME_OF = {
     "DataLoaderConfiguration": "nbdist.kwargs",
     "DistributedDataParallelKwargs": "nbdist.kwargs",
     "DistributedType": "nbdist.state",
+    "FullyShardedDataParallelPlugin": "nbdist.plugins",
     "GradScalerKwargs": "nbdist.kwargs",
     "InitProcessGroupKwargs": "nbdist.kwargs",
     "LocalSGD": "nbdist.local_sgd",
+    "ParallelismConfig": "nbdist.parallelism",
     "PartialState": "nbdist.processes",
     "ProfileKwargs": "nbdist.kwargs",
     "debug_launcher": "nbdist.launchers.notebook",

@@ -29,6 +29,8 @@ from nbdist.kwargs import (
 )
 from nbdist.models import Models
 from nbdist.nested import inside, replaced
+from nbdist.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from nbdist.plugins import FullyShardedDataParallelPlugin
 from nbdist.processes import AcceleratorState
 from nbdist.scheduler import PreparedScheduler, is_scheduler
 from nbdist.shipping.exporters import register_exporter
@@ -60,10 +62,16 @@ class Accelerator(Models, Step, Helpers):
         dynamo_backend: compile prepared models with this backend of torch.compile. Default: the environment variable
             ACCELERATE_DYNAMO_BACKEND, else "no".
         dynamo_plugin: the same with more options, a `TorchDynamoPlugin`.
-        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, log_with, deepspeed_plugins,
-            parallelism_config: not available yet, but for None.
+        fsdp_plugin: how models are sharded, a `FullyShardedDataParallelPlugin`; one that is given chooses the strategy
+            "fsdp", or "hybrid".
+        torch_tp_plugin: the same as a parallelism_config with its tp_size.
+        parallelism_config: the sizes of the grid of ranks, a `ParallelismConfig`, which choose the strategy.
+        deepspeed_plugin, megatron_lm_plugin, log_with, deepspeed_plugins: not available yet, but for None.
         output_dtype: what prepared models give under mixed precision: "float32" (default), or "keep" what they have.
-        strategy: how models are wrapped, by name ("single", "ddp"). Default: "ddp" when there are several processes.
+        strategy: how models are spread over the ranks, by name: "single", "ddp", "fsdp" (sharded over all ranks),
+            "hybrid" (replicas that are sharded) or "tp" (each layer over all ranks). Default: as the options above say;
+            else the cell's --backend; else a launcher's environment (ACCELERATE_USE_FSDP,
+            ACCELERATE_USE_PARALLELISM_CONFIG); else "ddp" when there are several processes.
 
     Raises:
         TypeError: an argument that nobody knows, or a value of a wrong kind. NotImplementedError: one that is not
@@ -80,8 +88,8 @@ class Accelerator(Models, Step, Helpers):
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: None = None,
-        fsdp_plugin: None = None,
-        torch_tp_plugin: None = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
+        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: None = None,
         rng_types: list[Any] | None = None,
         log_with: None = None,
@@ -93,7 +101,7 @@ class Accelerator(Models, Step, Helpers):
         dynamo_backend: str | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: None = None,
-        parallelism_config: None = None,
+        parallelism_config: ParallelismConfig | None = None,
         *,
         output_dtype: str = "float32",
         strategy: str | None = None,
@@ -102,12 +110,9 @@ class Accelerator(Models, Step, Helpers):
         arguments.refuse_unknown(unknown, type(self))
         arguments.refuse_later(
             deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             log_with=log_with,
             deepspeed_plugins=deepspeed_plugins,
-            parallelism_config=parallelism_config,
         )
         cpu = checks.flag(cpu, "Accelerator: cpu")
         handlers = arguments.Handlers(kwargs_handlers)
@@ -121,7 +126,14 @@ class Accelerator(Models, Step, Helpers):
         self._process = state.current(cpu)
         self._compute(mixed_precision, output_dtype, dynamo_backend, dynamo_plugin)
         self.state.mixed_precision = self.mixed_precision
-        self._strategy = _strategy(strategy, self._process, handlers)
+        asked = arguments.strategy(strategy, tuple(strategies.STRATEGIES))
+        plugin, sizes = arguments.sharding(fsdp_plugin, torch_tp_plugin, parallelism_config)
+        choice = strategies.choose(self._process, asked, plugin, sizes)
+        # One process: there is nothing that these could change.
+        options = arguments.given(handlers.get(DistributedDataParallelKwargs)) if choice.name == "ddp" else {}
+        self._strategy = strategies.make(choice, self._process, **options)
+        spread = self._strategy.distributed_type, choice.plugin, choice.parallelism, self._strategy.mesh
+        self.state.spread(*spread)
         self._live = Live([None])  # running iterators of prepared loaders, the newest last
         self._numbers = Numbers()
         options = arguments.accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
@@ -298,15 +310,6 @@ class Accelerator(Models, Step, Helpers):
 
 
 _STAYS = "belongs to its rank"
-
-
-def _strategy(name: str | None, process: state.Process, handlers: arguments.Handlers) -> strategies.Strategy:
-    if name is not None and not isinstance(name, str):
-        raise checks.wrong("Accelerator: strategy", name, f"one of {', '.join(map(repr, strategies.STRATEGIES))}")
-    options: dict[str, Any] = {}
-    if (name or strategies.choose(process)[0]) == "ddp":  # one process: there is nothing that they could change
-        options = arguments.given(handlers.get(DistributedDataParallelKwargs))
-    return strategies.create(name, process, **options)
 
 
 register_exporter(PreparedOptimizer, unwrap=lambda prepared: prepared.optimizer)

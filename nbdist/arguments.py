@@ -8,6 +8,8 @@ import os
 from typing import Any, TypeVar
 
 from nbdist import checks, kwargs, state
+from nbdist.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from nbdist.plugins import FullyShardedDataParallelPlugin
 
 H = TypeVar("H")
 
@@ -135,6 +137,47 @@ def refuse_unknown(unknown: dict[str, Any], accelerator: type) -> None:
         ]
         name = next(iter(unknown))
         raise TypeError(f"Accelerator has no argument {name!r}; it has: {', '.join(known)}")
+
+
+def strategy(name: str | None, known: tuple[str, ...]) -> str | None:
+    """The name of a strategy.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    return checks.kind(name, str | None, "Accelerator: strategy", f"one of {', '.join(map(repr, known))}")
+
+
+def sharding(
+    plugin: FullyShardedDataParallelPlugin | None,
+    tp_plugin: TorchTensorParallelPlugin | None,
+    config: ParallelismConfig | None,
+) -> tuple[FullyShardedDataParallelPlugin | None, ParallelismConfig | None]:
+    """How models are sharded and over what sizes, looked at once more: fields may have been set since.
+
+    Raises:
+        TypeError: an argument of another class. ValueError: torch_tp_plugin and parallelism_config differ.
+    """
+    checks.kind(
+        plugin,
+        FullyShardedDataParallelPlugin | None,
+        "Accelerator: fsdp_plugin",
+        "a nbdist.FullyShardedDataParallelPlugin",
+    )
+    checks.kind(config, ParallelismConfig | None, "Accelerator: parallelism_config", "a nbdist.ParallelismConfig")
+    wants = "a nbdist.utils.TorchTensorParallelPlugin"
+    checks.kind(tp_plugin, TorchTensorParallelPlugin | None, "Accelerator: torch_tp_plugin", wants)
+    for one in (plugin, tp_plugin, config):
+        if one is not None:
+            one.__post_init__()
+    if tp_plugin is not None and tp_plugin.tp_size > 1:
+        if config is not None and config.tp_size != tp_plugin.tp_size:
+            raise ValueError(
+                f"torch_tp_plugin has tp_size={tp_plugin.tp_size}, and the parallelism_config {config.tp_size}: "
+                "give one"
+            )
+        config = config or ParallelismConfig(tp_size=tp_plugin.tp_size)
+    return plugin, config
 
 
 def project(

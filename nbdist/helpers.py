@@ -10,6 +10,7 @@ import torch
 
 from nbdist import checks, collectives, messages, metrics, saving, state
 from nbdist.data.cursor import Live
+from nbdist.grid import Grid
 from nbdist.kwargs import DataLoaderConfiguration, ProfileKwargs, ProjectConfiguration
 from nbdist.processes import Processes
 from nbdist.splitting import Split
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from nbdist.arguments import Handlers
 
 
-class Helpers(Processes):
+class Helpers(Grid, Processes):
     """What the Accelerator offers around a training loop.
 
     Reads `self._live` (running iterators of prepared loaders, the newest last), `self._windows`, `self._handlers`,
@@ -77,12 +78,8 @@ class Helpers(Processes):
         )
         yield
 
-    # ------------------------------------------------------------------ what it was told, and what is not in use
+    # ------------------------------------------------------------------ what it was told
     deepspeed_plugin = None
-    parallelism_config = None
-    torch_device_mesh = None
-    is_fsdp2 = False
-    is_composable_parallelism_enabled = False
 
     @property
     def multi_device(self) -> bool:

@@ -10,18 +10,17 @@ import sys
 # By what will have them.
 _LATER = {
     "nbdist": "cpu_offload cpu_offload_with_hook DeepSpeedPlugin disk_offload dispatch_model "
-    "FullyShardedDataParallelPlugin infer_auto_device_map init_empty_weights init_on_device "
-    "load_checkpoint_and_dispatch load_checkpoint_in_model ParallelismConfig prepare_pippy",
+    "infer_auto_device_map init_empty_weights init_on_device "
+    "load_checkpoint_and_dispatch load_checkpoint_in_model prepare_pippy",
     "nbdist.utils": "AimTracker align_module_device AORecipeKwargs BnbQuantizationConfig calculate_maximum_sizes "
     "ClearMLTracker CometMLTracker compute_module_sizes ComputeEnvironment DummyOptim DummyScheduler "
     "find_tied_parameters GeneralTracker get_balanced_memory get_max_layer_size load_and_quantize_model "
     "load_state_dict LoggerType MegatronLMPlugin merge_fsdp_weights MLflowTracker register_tracker_class "
     "retie_parameters set_module_tensor_to_device set_numa_affinity SwanLabTracker TensorBoardTracker TERecipeKwargs "
     "TrackioTracker WandBTracker write_basic_config",
-    "Accelerator": "context_parallel_rank data_parallel_rank data_parallel_shard_rank fp8_backend get_state_dict "
-    "get_tracker init_trackers load_state log log_with maybe_context_parallel pipeline_parallel_rank "
-    "register_for_checkpointing register_load_state_pre_hook register_save_state_pre_hook save_model save_state "
-    "tensor_parallel_rank trackers",
+    "Accelerator": "fp8_backend get_state_dict get_tracker init_trackers load_state log log_with "
+    "maybe_context_parallel register_for_checkpointing register_load_state_pre_hook register_save_state_pre_hook "
+    "save_model save_state trackers",
 }
 
 _GRADIENTS = (

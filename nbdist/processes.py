@@ -11,6 +11,8 @@ from typing import Any
 
 from nbdist import checks, messages, state
 from nbdist.kwargs import InitProcessGroupKwargs
+from nbdist.parallelism import ParallelismConfig
+from nbdist.plugins import FullyShardedDataParallelPlugin
 from nbdist.splitting import Split
 from nbdist.state import DistributedType, Process, wait_for_everyone
 
@@ -202,14 +204,29 @@ class PartialState(Processes):
 
 
 class AcceleratorState(PartialState):
-    """`accelerator.state`: this process, in what its Accelerator computes, and what strategies it does not have."""
+    """`accelerator.state`: this process, in what its Accelerator computes, and how its strategy spreads models."""
 
     mixed_precision = "no"
     deepspeed_plugin = None
-    fsdp_plugin = None
     megatron_lm_plugin = None
-    parallelism_config = None
-    is_fsdp2 = False
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+    parallelism_config: ParallelismConfig | None = None
+    device_mesh: Any = None
+    _type: DistributedType | None = None
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        return self._type or super().distributed_type
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded."""
+        return self.distributed_type is DistributedType.FSDP
+
+    def spread(self, strategy: DistributedType, plugin: Any, parallelism: Any, mesh: Any) -> None:
+        """Show how the Accelerator's strategy spreads models."""
+        self._type, self.fsdp_plugin, self.parallelism_config = strategy, plugin, parallelism
+        self.device_mesh = mesh
 
 
 def _named(index: int | None, name: str, ranks: int) -> int:

@@ -119,6 +119,7 @@ class DistributedType(StrEnum):
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    FSDP = "FSDP"
 
 
 @dataclass(frozen=True)

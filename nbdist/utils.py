@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from nbdist.local_sgd import LocalSGD as LocalSGD
     from nbdist.logging import get_logger as get_logger
     from nbdist.messages import DistributedOperationException as DistributedOperationException
+    from nbdist.parallelism import ParallelismConfig as ParallelismConfig
+    from nbdist.parallelism import TorchContextParallelConfig as TorchContextParallelConfig
+    from nbdist.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
+    from nbdist.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
+    from nbdist.plugins import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from nbdist.rng import RNGType as RNGType
     from nbdist.rng import synchronize_rng_state as synchronize_rng_state
     from nbdist.rng import synchronize_rng_states as synchronize_rng_states
@@ -50,6 +55,9 @@ _HOMES = {
     "nbdist.local_sgd": "LocalSGD",
     "nbdist.logging": "get_logger",
     "nbdist.messages": "DistributedOperationException",
+    "nbdist.parallelism": "ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig "
+    "TorchTensorParallelPlugin",
+    "nbdist.plugins": "FullyShardedDataParallelPlugin",
     "nbdist.rng": "RNGType synchronize_rng_state synchronize_rng_states",
     "nbdist.saving": "load save",
     "nbdist.state": "DistributedType set_seed wait_for_everyone",

@@ -8,12 +8,15 @@ wherever it is seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from nbdist import engine
 from nbdist.state import DistributedType, Process
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Through = Callable[[torch.nn.Module], torch.nn.Module]
 
@@ -29,13 +32,16 @@ class Strategy:
         process: the facts about this process.
 
     Class data: `name` as users write it; `needs`, modules that must be importable; `supports`, the device types it
-        runs on; `shares_gradients`, whether `set_sync` has an effect.
+        runs on; `shares_gradients`, whether `set_sync` has an effect; `spreads`, whether it is made with
+    `plugin` and `parallelism`, its options of sharding and its sizes.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("torch",)
     supports: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda", "mps"})
     shares_gradients: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
+    mesh: DeviceMesh | None = None  # the ranks' grid, where it has one
     reason = ""  # why this strategy was chosen
     parallelism: Any = None  # the ParallelismConfig, of a strategy that takes one
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.utils as dist_utils
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist import engine, reach, views
+from nbdist import alone, engine, reach, views
 from nbdist.state import DistributedType, Process
 from nbdist.strategies import compression, likeness, replica
 from nbdist.strategies.base import Strategy, Through, as_it_is
@@ -57,10 +57,7 @@ class DDP(Strategy):
         self._started = False
 
     def setup(self) -> None:
-        if not dist.is_initialized():  # one process that asked for DDP by name: a group of itself
-            backend = "cpu:gloo,cuda:nccl" if self.process.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-            self._started = True
+        self._started = alone.start(self.process)  # one process that asked for DDP by name
 
     def teardown(self) -> None:
         if self._started and dist.is_initialized():

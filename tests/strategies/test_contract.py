@@ -134,9 +134,9 @@ def test_ragged_tails_through_the_accelerator(name: str, ranks: int) -> None:
 def test_the_choice_comes_with_its_reason() -> None:
     one = state.Process(0, 0, 1, torch.device("cpu"), "", None, "")
     two = state.Process(0, 0, 2, torch.device("cpu"), "", "gloo", "")
-    assert strategies.choose(one) == ("single", "there is one process")
-    name, reason = strategies.choose(two)
-    assert name == "ddp" and "2 processes" in reason
+    assert strategies.choose(one) == strategies.Choice("single", "there is one process")
+    choice = strategies.choose(two)
+    assert choice.name == "ddp" and "2 processes" in choice.reason
     assert strategies.create(None, one).reason == "there is one process"
 
 
