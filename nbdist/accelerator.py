@@ -178,6 +178,9 @@ class Accelerator(Models, Step, Helpers):
         done: dict[int, Any] = {}
         # Models first: an optimizer is bound to what its model has become, in whatever order they were named.
         with self._windows.preparing():
+            for item in inside(args):
+                if isinstance(item, torch.optim.Optimizer):
+                    self._strategy.expect(item.optimizer if isinstance(item, PreparedOptimizer) else item)
             for kind in (self._prepare_models, self._prepare_rest):
                 for argument, placed in zip(args, placement, strict=True):
                     kind(argument, placed, done)

@@ -106,6 +106,15 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
+        "_post_accumulate_grad_hooks",
+        "nbdist/strategies/carrying.py",
+        "register_post_accumulate_grad_hook of a parameter that is replaced goes along, and its handle still works",
+        "the hook stays on the old parameter",
+        self_tests.hooks_of_a_parameter,
+        "",
+    ),
+    Interface(
+        "torch",
         "_rebuild_buckets _check_reducer_finalized",
         "nbdist/strategies/ddp.py",
         "DDP's reducer is armed at each backward: several backward calls after one forward are averaged",
@@ -222,7 +231,8 @@ INTERFACES: tuple[Interface, ...] = (
         "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks "
         "_forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks "
         "_load_state_dict_post_hooks",
-        "nbdist/shipping/kinds_object.py nbdist/shipping/pickler.py nbdist/worker/holdings.py",
+        "nbdist/shipping/kinds_object.py nbdist/shipping/pickler.py nbdist/worker/holdings.py "
+        "nbdist/strategies/carrying.py",
         "the empty tables of an nn.Module cost nothing in a message",
         "a table with another name travels as any attribute does",
         self_tests.module_parts,

@@ -75,6 +75,20 @@ def arming() -> None:
     assert repair.can(ddp._ARMING)
 
 
+def hooks_of_a_parameter() -> None:
+    import torch
+
+    one, other = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+    called: list[Any] = []
+    handle = one.register_post_accumulate_grad_hook(called.append)
+    other._post_accumulate_grad_hooks = one._post_accumulate_grad_hooks
+    other.sum().backward()
+    assert len(called) == 1 and called[0] is other
+    handle.remove()
+    other.sum().backward()
+    assert len(called) == 1
+
+
 def run_of_the_engine() -> None:
     import torch
 

@@ -171,6 +171,11 @@ class Strategy:
                 optimizer.load_state_dict(optimizer.state_dict())  # torch's own rule for what moves and what stays
                 return
 
+    def expect(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before models are wrapped: this one will be prepared with them. One that cannot be rebound is refused then,
+        while nothing is changed yet.
+        """
+
     def after_interrupt(self) -> None:
         """A cell was interrupted at any moment: make wrapped models train on rightly. Called on all ranks."""
 
