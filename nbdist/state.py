@@ -113,6 +113,11 @@ step_boundary = StepBoundary()
 interrupt_hooks: WeakSet[Callable[[], None]] = WeakSet()
 
 
+# What goes on behind user code and is better finished before this process ends: each has `finish(limit)`, which waits
+# at most so many seconds and returns whether nothing is left.
+unfinished: WeakSet[Any] = WeakSet()
+
+
 class DistributedType(StrEnum):
     """The kind of distribution, with Accelerate's names."""
 
