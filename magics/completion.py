@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from nbdist.magics.options import FLAGS, PRECISIONS, TAKES
+from nbdist.magics.options import FLAGS, PRECISIONS, TAKES, strategies
 from nbdist.magics.output import MODES
 
 _MAGICS = ("%%distributed", "%distributed")
@@ -75,6 +75,8 @@ class Completer:
             return self._starting(MODES, start)
         if option == "--mixed-precision":
             return self._starting(PRECISIONS, start)
+        if option == "--backend":
+            return self._starting(strategies(), start)
         if option == "--return":
             done, comma, part = start.rpartition(",")
             return [done + comma + name for name in self._starting(self._names(), part)]

@@ -86,6 +86,8 @@ class Distributed:
         --output MODE   merged: rank 0's as an ordinary cell's, another rank's line only where it differs, as [3] ... or
                         [1-7] ...; all: every line with its ranks in front; tabs: a tab for each rank; rank0; none
         --mixed-precision P  bf16, fp16 or no: in what models compute that an Accelerator() of this cell prepares
+        --backend B     fsdp, hybrid, ddp, tp or single: how an Accelerator() of this cell that is not told otherwise
+                        spreads models over the ranks
         --fresh         new ranks
         --timeout S     stop the cell after S seconds
         --env K=V       a variable for this cell

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from nbdist.config.detect import TAKES_GPUS, parse_gpus
 from nbdist.config.gpus import CHOOSES
-from nbdist.kwargs import PRECISION_VARIABLE, PrecisionType
+from nbdist.kwargs import PRECISION_VARIABLE, STRATEGY_NAMES, STRATEGY_VARIABLE, PrecisionType
 from nbdist.magics.output import MODES
+from nbdist.registry import STRATEGY_GROUP, Registry
 
 PRECISIONS = tuple(kind.value for kind in PrecisionType if kind is not PrecisionType.FP8)  # which comes later
 TAKES = {
@@ -23,6 +24,7 @@ TAKES = {
     "--no-return": "nothing: no name comes back",
     "--output": f"one of {', '.join(MODES)}",
     "--mixed-precision": f"one of {', '.join(PRECISIONS)}",
+    "--backend": f"one of {', '.join(STRATEGY_NAMES)}",
     "--fresh": "nothing: new ranks are started",
     "--timeout": "seconds after which the cell is stopped",
     "--env": "a variable for this cell, like NAME=VALUE; may be given again",
@@ -125,6 +127,11 @@ def _one_of(name: str, value: str, known: Sequence[str]) -> str:
     raise OptionError(f"%%distributed {name} {value}: takes {TAKES[name]}{hint}")
 
 
+def strategies() -> list[str]:
+    """Names of strategies: of this package, and those that others have under its entry point."""
+    return Registry("strategy", STRATEGY_GROUP, dict.fromkeys(STRATEGY_NAMES, "")).names()
+
+
 def _set(options: Options, name: str, value: str) -> None:
     if name == "-n":
         options.n = _number(name, value)
@@ -150,6 +157,8 @@ def _set(options: Options, name: str, value: str) -> None:
         options.output = _one_of(name, value, MODES)
     elif name == "--mixed-precision":
         options.env[PRECISION_VARIABLE] = _one_of(name, value.lower(), PRECISIONS)
+    elif name == "--backend":
+        options.env[STRATEGY_VARIABLE] = _one_of(name, value.lower(), strategies())
     elif name == "--fresh":
         options.fresh = True
     elif name == "--timeout":

@@ -33,6 +33,9 @@ class PrecisionType(StrEnum):
 
 # Where launchers say the precision; an Accelerator that is not told another takes it from there.
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+# The same for the strategy, by its name in `nbdist.strategies`.
+STRATEGY_VARIABLE = "NBDIST_STRATEGY"
+STRATEGY_NAMES = ("ddp", "fsdp", "hybrid", "single", "tp")
 
 
 class DynamoBackend(StrEnum):

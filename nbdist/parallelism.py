@@ -11,7 +11,7 @@ import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from nbdist import alone, checks, variables
+from nbdist import alone, checks, messages, variables
 from nbdist.state import Process
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class ParallelismConfig:
             *also: dimensions that it has even where their size is 1. Default: those larger than 1, or "dp_shard".
 
         Raises:
-            ValueError: the sizes do not make up the ranks.
+            ValueError: the sizes do not make up the ranks. DistributedOperationException: ranks have other sizes.
         """
         self.check(process.world_size)
         sizes = self.sizes
@@ -234,9 +234,18 @@ def _mesh(process: Process, names: tuple[str, ...], shape: tuple[int, ...]) -> D
         _meshes.clear()
         _group = weakref.ref(dist.group.WORLD)
     key = process.device.type, names, shape
-    if key not in _meshes:
+    # A rank that was stopped while it was made has none; then all make another.
+    answers = messages.agree("making a device mesh", (key, key in _meshes))
+    if any(answer[0] != key for answer in answers):
+        told = "; ".join(f"rank {rank}: {_told(names, shape)}" for rank, ((_, names, shape), _) in enumerate(answers))
+        raise messages.DistributedOperationException(f"the ranks make device meshes of different sizes: {told}")
+    if not all(there for _, there in answers):
         _meshes[key] = init_device_mesh(process.device.type, shape, mesh_dim_names=names)
     return _meshes[key]
+
+
+def _told(names: tuple[str, ...], shape: tuple[int, ...]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
 
 
 def _size(where: str, value: Any) -> int:

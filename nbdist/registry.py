@@ -15,6 +15,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+STRATEGY_GROUP = "nbdist.strategies"  # where other packages have strategies
+
 
 class UnknownName(LookupError):
     """A name that no registry entry has, or whose entry cannot be loaded here. The message lists what can be used."""

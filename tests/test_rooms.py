@@ -28,7 +28,7 @@ MAY = {
     "messages": {"config"},
     "variables": set(),
     "alone": {"state"},
-    "parallelism": {"alone", "checks", "state", "variables"},
+    "parallelism": {"alone", "checks", "messages", "state", "variables"},
     "plugins": {"checks", "state", "variables"},
     "grid": {"parallelism", "processes"},
     "ends": set(),
@@ -100,7 +100,7 @@ MAY = {
     "bigmodel": {"config", "state"},
     "worker": {"shipping", "state", "config", "system", "sockets"},
     "launchers": {"checks", "shipping", "config", "registry", "system", "cgroups"},
-    "magics": {"shipping", "config", "kwargs", "launchers", "worker", "state", "system", "messages"},
+    "magics": {"shipping", "config", "kwargs", "registry", "launchers", "worker", "state", "system", "messages"},
     "widgets": {"shipping", "config", "launchers", "state"},
 }
 GUESTS = "nbdist/worker/guests/"  # loaded by name: they may know the strategies

@@ -7,7 +7,7 @@ from __future__ import annotations
 from nbdist import rng
 from nbdist.parallelism import ParallelismConfig
 from nbdist.plugins import FullyShardedDataParallelPlugin
-from nbdist.registry import Registry
+from nbdist.registry import STRATEGY_GROUP, Registry
 from nbdist.state import Process, draw_apart
 from nbdist.strategies.base import Strategy
 from nbdist.strategies.choosing import Choice, choose
@@ -16,7 +16,7 @@ __all__ = ["STRATEGIES", "Choice", "Strategy", "choose", "create"]
 
 STRATEGIES = Registry(
     "strategy",
-    group="nbdist.strategies",
+    group=STRATEGY_GROUP,
     builtin={
         "ddp": "nbdist.strategies.ddp:DDP",
         "fsdp": "nbdist.strategies.fsdp:FSDP",

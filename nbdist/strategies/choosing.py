@@ -8,12 +8,11 @@ import dataclasses
 import os
 
 from nbdist import parallelism, plugins, variables
+from nbdist.kwargs import STRATEGY_VARIABLE
 from nbdist.parallelism import ParallelismConfig
 from nbdist.plugins import FullyShardedDataParallelPlugin
 from nbdist.state import Process
 
-# Where `%%distributed --backend` says the strategy.
-VARIABLE = "NBDIST_STRATEGY"
 SHARDED = ("fsdp", "hybrid")  # those that read a plugin
 
 
@@ -44,7 +43,7 @@ def choose(
     """
     reason = "it was asked for"
     if asked is None and config is None:
-        line = variables.text(VARIABLE)
+        line = variables.text(STRATEGY_VARIABLE)
         if line is not None and (plugin is None or line in SHARDED):
             asked, reason = line, "the cell's --backend says so"
     if asked is None:

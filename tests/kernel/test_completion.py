@@ -27,6 +27,7 @@ def complete(nb: Notebook, code: str, cursor: int | None = None) -> set[str]:
         ("%%distributed --re", {"%%distributed --return"}),
         ("%%distributed -n 2 --fr", {"%%distributed -n 2 --fresh"}),
         ("%distributed on --mixed-precision b", {"%distributed on --mixed-precision bf16"}),
+        ("%distributed on --backend f", {"%distributed on --backend fsdp"}),
         ("%%distributed --output t", {"%%distributed --output tabs"}),
         ("%%distributed --output=rank", {"%%distributed --output=rank0"}),
         ("%%distributed --return mine_", {"%%distributed --return mine_one", "%%distributed --return mine_two"}),

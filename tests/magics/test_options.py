@@ -32,6 +32,7 @@ def test_all_of_them() -> None:
 
 def test_the_precision_is_a_variable_of_the_cell() -> None:
     assert parse("--mixed-precision BF16 --env A=1").env == {"ACCELERATE_MIXED_PRECISION": "bf16", "A": "1"}
+    assert parse("--backend FSDP").env == {"NBDIST_STRATEGY": "fsdp"}
     assert parse("--mixed-precision=no").env == {"ACCELERATE_MIXED_PRECISION": "no"}
 
 
@@ -60,6 +61,8 @@ def test_no_return_returns_nothing() -> None:
         ("--mixed-precision bf17", "takes one of no, fp16, bf16; did you mean bf16?"),
         ("--mixed-precision fp8", "takes one of no, fp16, bf16"),
         ("--mixed-precision", "takes one of no, fp16, bf16"),
+        ("--backend fsdpp", "takes one of ddp, fsdp, hybrid, single, tp; did you mean fsdp?"),
+        ("--backend", "takes one of ddp, fsdp, hybrid, single, tp"),
         ("--timeout soon", "takes seconds"),
         ("--timeout -1", "takes seconds"),
         ("--env A", "NAME=VALUE"),
