@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
+# the suite mostly waits (for kernels, ranks, browsers to start and end): as many processes share it
+WORKERS ?= 2
 BESIDE := accelerate==1.15.0 huggingface_hub safetensors pyyaml
 
 .PHONY: demo test browser lint typecheck bench bench-peers clean
@@ -32,7 +34,7 @@ demo: $(STAMP)
 	@echo "To open it yourself: $(BIN)/jupyter lab notebooks/quickstart.ipynb"
 
 test: $(STAMP) browser lint typecheck
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 browser:
 	@tests/browser/get-chromium.sh
