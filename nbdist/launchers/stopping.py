@@ -24,6 +24,7 @@ AGREED = 0.8  # of these, for the ranks to meet at a step boundary
 AT_REST = 0.3  # ... when none of them is in the middle of a step: there may be no more
 AFTER_SIGNAL = 0.25
 AFTER_CUT = 0.2
+AFTER_HARD_SIGNAL = 0.15
 FOR_AN_ANSWER = 0.1
 
 
@@ -136,14 +137,20 @@ class Stop:
         pool.signal_groups(self._ranks(), signal.SIGINT)
         if self._wait(AFTER_SIGNAL, "store"):
             return
-        pool.signal(self._ranks(), HARD_SIGNAL)
-        self._wait(self._left(), "trace")
+        # Again and again: one that meets the rank on its way into a blocking call, or another thread of it, is noted
+        # by Python and wakes nobody.
+        while self._left() > 0:
+            pool.signal(self._ranks(), HARD_SIGNAL)
+            if self._wait(AFTER_HARD_SIGNAL, "trace"):
+                return
 
     def once_more(self, limit: float) -> bool:
-        """Later: is a rank still there that waits in a collective? Then it is cut from the others again.
+        """Later: is a rank still there that waits in a collective? Then it is cut from the others again. Python code
+        gets the hard signal again.
 
         Args: limit: seconds for the ranks to answer; on a machine that was too busy, they had not before.
         """
+        self.run.pool.signal(self._ranks(), HARD_SIGNAL)
         self.places = self.run.where(limit)
         more = self._between_waiting_ranks(limit)
         if more:

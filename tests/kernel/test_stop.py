@@ -119,6 +119,17 @@ while True:
     try: dist.barrier() if rank else time.sleep(60)
     except BaseException: pass
 """,
+    "k6 swallowed, and the first hard signal lost": """
+def losing():
+    from nbdist.shipping.wire import HARD_SIGNAL
+    usual, came = signal.getsignal(HARD_SIGNAL), []
+    signal.signal(HARD_SIGNAL, lambda *what: usual(*what) if came else came.append(what))
+    while True:
+        try: time.sleep(60)
+        except BaseException: pass
+"""
+    + HERE
+    + "losing()",
     "l flood of prints": HERE + "while True: print('x' * 200)",
     "l2 flood of raw writes": HERE + "line = b'y' * 999 + b'\\n'\nwhile True: os.write(1, line)",
     "m top-level await": "import asyncio\n" + HERE + "await asyncio.sleep(60)",
