@@ -209,14 +209,29 @@ def test_a_native_call_is_left_and_waited_for(patient: Notebook) -> None:
     assert patient.value("early") == f"from {size}"
 
 
-def test_stop_again_while_the_next_cell_waits(patient: Notebook) -> None:
+# A native call that nothing interrupts, and that ends when a file is there: a lock that its own thread has taken.
+NATIVE = """
+def native(until):
+    import ctypes
+    libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+    def open_it():
+        while not os.path.exists(until): time.sleep(0.02)
+        libc.pthread_mutex_unlock(lock)
+    libc.pthread_mutex_lock(lock)
+    threading.Thread(target=open_it, daemon=True).start()
+    libc.pthread_mutex_lock(lock)
+"""
+
+
+def test_stop_again_while_the_next_cell_waits(patient: Notebook, tmp_path: Path) -> None:
     """The wait for a native call can be stopped too, and still nothing is lost."""
-    size = seconds_of_svd(patient, 8.0)  # it must outlast the first Stop, also where it is fast once others are quiet
-    code = f"a = torch.randn({size}, {size})\n{HERE}torch.linalg.svd(a) if rank == 1 else time.sleep(60)"
+    enough = tmp_path / "enough"
+    code = f"{NATIVE}{HERE}native({str(enough)!r}) if rank == 1 else time.sleep(60)"
     was_stopped(patient.run(magic(code, RANKS), stop_after=0.1, stop_when=all_here(RANKS)))
     cell = patient.run(magic("print('ran')", RANKS), stop_after=0.1, stop_when=lambda cell: "waiting" in cell.stderr)
     was_stopped(cell)
     assert "ran" not in cell.stdout.replace("traceback", "")
+    enough.touch()
     still_fine(patient)
 
 
