@@ -1,0 +1,160 @@
+"""The members of the Accelerator about checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.hooks import RemovableHandle
+
+from nbdist import checks
+from nbdist.checkpoint import naming, saving
+from nbdist.kwargs import ProjectConfiguration
+
+if TYPE_CHECKING:
+    from nbdist.checkpoint.loading import Loaded
+
+
+class Checkpoints:
+    """Saving and loading of all that was prepared. Reads what the Accelerator's constructor makes."""
+
+    project_configuration: ProjectConfiguration
+    _named: naming.Named
+    _save_hooks: OrderedDict[int, Callable[..., Any]]
+    _load_hooks: OrderedDict[int, Callable[..., Any]]
+
+    def _remember(self) -> None:
+        """Set up what is remembered of what was prepared."""
+        self._named = naming.Named()
+        self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> str:
+        """Save all that was prepared or registered: models, optimizers, schedulers, loaders with their positions, the
+        loss scaler, the random generators of each rank. A collective: all ranks call it.
+
+        Each rank writes its part of what is sharded. It is written beside its place and renamed: what was saved under
+        this name before stays until the new one is whole. Everything has the name of its variable, and loads by it.
+
+        Args:
+            output_dir: the folder of this checkpoint. Default: with `automatic_checkpoint_naming` the next
+                `checkpoint_<n>` of the project's folder `checkpoints`, of which `total_limit` are kept.
+            safe_serialization: no effect: nothing is ever pickled.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            ValueError: no folder is named; or it holds something that is no checkpoint. TypeError: a state that no
+                checkpoint can hold; says what. OSError: it cannot be written. On each rank, where it is so on one;
+                nothing is overwritten then.
+        """
+        checks.flag(safe_serialization, "save_state: safe_serialization", True)
+        if save_model_func_kwargs:
+            raise TypeError(f"save_state has no argument {next(iter(save_model_func_kwargs))!r}")
+        snapshot = saving.snapshot(self, output_dir, list(self._save_hooks.values()))
+        saving.write(snapshot)
+        return self._saved(snapshot)
+
+    def _saved(self, snapshot: Any) -> str:
+        """The checkpoint has its name: count it, and delete what is too many."""
+        configuration = self.project_configuration
+        following = snapshot.held.contents["accelerator"]["next"]
+        if following is not None:
+            configuration.iteration = following
+            if snapshot.leads:
+                saving.limit(os.path.dirname(snapshot.path), configuration.total_limit, snapshot.path)
+        return snapshot.path
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Mapping[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        names: Mapping[str, str] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> Loaded:
+        """Load what `save_state` has saved, under any strategy and number of ranks. A collective: all ranks call it.
+
+        All is compared with what is prepared here, read and checked before anything is changed.
+
+        Args:
+            input_dir: the checkpoint's folder. Default: with `automatic_checkpoint_naming` the latest.
+            load_kwargs: no effect, nor has `map_location`: everything goes where what it is loaded into is.
+            strict: all that is in the checkpoint must be here, and the other way. False: load what both have.
+            names: for names in the checkpoint those that they have here, as {"net": "model"}.
+
+        Returns:
+            What was loaded.
+
+        Raises:
+            ValueError: it does not fit what is prepared here, which the message lists; or there is no checkpoint; or it
+                is damaged. On each rank, where it is so on one; nothing is changed then.
+        """
+        from nbdist.checkpoint import loading
+
+        load_model_func_kwargs.pop("map_location", None)
+        if load_model_func_kwargs:
+            raise TypeError(f"load_state has no argument {next(iter(load_model_func_kwargs))!r}")
+        strict = checks.flag(strict, "load_state: strict", True)
+        checks.kind(names, Mapping | None, "load_state: names", "a dict: for names in the checkpoint those here")
+        return loading.load(self, input_dir, strict, names or {}, list(self._load_hooks.values()))
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """From now on `save_state` and `load_state` save and load these too, by the names of their variables.
+
+        Args:
+            *objects: with `state_dict` and `load_state_dict` each. What rank 0's `state_dict` gives is saved, but for
+                DTensors, of which each rank has a part. They are kept alive.
+
+        Raises:
+            ValueError: one has no such methods.
+        """
+        wrong = [
+            checks.short(one)
+            for one in objects
+            if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)))
+        ]
+        if wrong:
+            raise ValueError(
+                "register_for_checkpointing takes objects with state_dict and load_state_dict; these have none: "
+                + ", ".join(wrong)
+            )
+        for one in objects:
+            self._named.note("objects", one, one)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call a function before each `save_state`, on each rank.
+
+        Args:
+            hook: called as hook(models, weights, output_dir). Files that it writes to output_dir are a part of the
+                checkpoint. What it takes out of the list `weights` is not saved.
+
+        Returns:
+            A handle, whose `remove` takes it off again.
+        """
+        checks.called(hook, "register_save_state_pre_hook: hook", "a function of (models, weights, output_dir)")
+        handle = RemovableHandle(self._save_hooks)
+        self._save_hooks[handle.id] = hook
+        return handle
+
+    def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call a function in each `load_state`, on each rank, when the checkpoint was read and before it is loaded.
+
+        Args:
+            hook: called as hook(models, input_dir). What it takes out of the list `models` is not loaded.
+
+        Returns:
+            A handle, whose `remove` takes it off again.
+        """
+        checks.called(hook, "register_load_state_pre_hook: hook", "a function of (models, input_dir)")
+        handle = RemovableHandle(self._load_hooks)
+        self._load_hooks[handle.id] = hook
+        return handle
