@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from nbdist import arguments, checks, later, state, strategies
 from nbdist.accumulation import Accumulation
+from nbdist.checkpoint.mixin import Checkpoints
 from nbdist.data import loader as loaders
 from nbdist.data.cursor import Live
 from nbdist.data.numbers import Numbers
@@ -40,7 +41,7 @@ from nbdist.strategies.optimizer import PreparedOptimizer
 from nbdist.weighing import Weights
 
 
-class Accelerator(Models, Step, Helpers):
+class Accelerator(Models, Step, Checkpoints, Helpers):
     """The front object of a training loop.
 
     Args:
@@ -145,6 +146,7 @@ class Accelerator(Models, Step, Helpers):
         )
         # What optimizers and schedulers were prepared to, by the identity of the user's own, which it keeps alive.
         self._prepared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._remember()
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -222,6 +224,7 @@ class Accelerator(Models, Step, Helpers):
                 prepared.attend(self._windows)
                 self._windows.admit(prepared)
             self._prepared[id(prepared.optimizer)] = prepared
+            self._named.note("optimizers", optimizer, prepared.optimizer)
             self._strategy.rebind(prepared.optimizer)
         return prepared
 
@@ -243,6 +246,7 @@ class Accelerator(Models, Step, Helpers):
             known = scheduler if type(scheduler) is PreparedScheduler else PreparedScheduler(scheduler)
         known.attend(self._windows, self._prepared, not self.step_scheduler_with_optimizer)
         self._prepared[id(known.scheduler)] = known
+        self._named.note("schedulers", scheduler, known.scheduler)
         return known
 
     def prepare_data_loader(
@@ -289,7 +293,9 @@ class Accelerator(Models, Step, Helpers):
             data_seed=loading.data_seed,
             accumulates=self._accumulates,
         )
-        return loaders.prepare_loader(data_loader, self._live, options, numbers=self._numbers)
+        prepared = loaders.prepare_loader(data_loader, self._live, options, numbers=self._numbers)
+        self._named.note("loaders", data_loader, prepared, loaders.user_loader(prepared))
+        return prepared
 
     def _accumulates(self) -> bool:
         return self.gradient_accumulation_steps > 1

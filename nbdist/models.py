@@ -9,6 +9,7 @@ import torch
 
 from nbdist import arguments, checks, compiling, precision, views
 from nbdist.accumulation import Accumulation
+from nbdist.checkpoint.naming import Named
 from nbdist.kwargs import AutocastKwargs, GradScalerKwargs, TorchDynamoPlugin
 from nbdist.scaling import Scaler
 from nbdist.strategies import Strategy
@@ -23,6 +24,7 @@ class Models:
     _handlers: arguments.Handlers
     _strategy: Strategy
     _windows: Accumulation
+    _named: Named
     _precision: precision.Precision
     _compiling: compiling.Compiling | None
 
@@ -55,6 +57,7 @@ class Models:
             evaluation_mode: nothing will be trained: it is not wrapped. Precision and compilation are as ever.
         """
         checks.kind(model, torch.nn.Module, "prepare_model: model", "a torch.nn.Module")
+        self._named.note("models", model, self._strategy.unwrap(views.bare(model)))
         model = views.bare(model)
         if checks.flag(device_placement, "prepare_model: device_placement", self.device_placement):
             model.to(self.device)

@@ -8,6 +8,7 @@ is open beside another (a GAN's): while one holds gradients the scale stays.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,25 @@ class Scaler:
         result = self.torch.step(optimizer)
         skipped = self._stepped[optimizer] = bool(self._bad[optimizer].item())
         return result, skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, as if the update that waits for the next backward were done."""
+        if not self._bad or self._holding():
+            return self.torch.state_dict()
+        again = copy.copy(self.torch)  # what update changes is given anew or cloned, so this one stays as it is
+        for name, value in vars(again).items():
+            if isinstance(value, torch.Tensor):
+                setattr(again, name, value.clone())
+        again.update()
+        return again.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Scale as the scaler of this state; what waits for the next backward is forgotten."""
+        if self._bad:
+            self.torch.update(self.torch.get_scale())
+            self._bad.clear()
+            self._stepped.clear()
+        self.torch.load_state_dict(state_dict)
 
     def _overflowed(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """Whether gradients of this optimizer are infinite or no number, as GradScaler has found."""

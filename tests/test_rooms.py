@@ -75,7 +75,7 @@ MAY = {
     "scaling": {"kwargs"},
     "compiling": {"checks", "kwargs", "views", "precision"},
     "data": {"checks", "state", "config", "collectives", "messages", "shipping"},
-    "checkpoint": {"checks", "collectives", "config", "ends", "messages", "state", "strategies", "views"},
+    "checkpoint": {"checks", "collectives", "config", "ends", "kwargs", "messages", "state", "strategies", "views"},
     "tracking": {"state", "config"},
     "strategies": {
         "checks",

@@ -64,8 +64,9 @@ def keys_of_small(held: Manifest, fit: Fit, rank: int) -> list[str]:
 
 def generators_of(held: Manifest, read: dict[str, torch.Tensor], rank: int) -> dict[str, Any]:
     """The random states that this rank gets."""
-    saved = [tree.decode(one["rng"], read.__getitem__) for one in held.ranks]
-    return generators.for_rank(rank, saved)
+    if rank < len(held.ranks):
+        return tree.decode(held.ranks[rank]["rng"], read.__getitem__)
+    return generators.for_new_rank(rank, [tree.decode(one["rng"], read.__getitem__) for one in held.ranks])
 
 
 def _model(held: Manifest, fit: Fit, name: str, model: torch.nn.Module, read: dict[str, torch.Tensor]) -> None:

@@ -79,7 +79,7 @@ def _refuse(tensor: torch.Tensor, key: str) -> None:
     elif held.is_quantized:
         why = "is quantized"
     elif hasattr(held, "__tensor_flatten__"):
-        why = f"is a {type(held).__name__}, whose parts only its library knows; save it by a state_dict of plain tensors"
+        why = f"is a {type(held).__name__}, whose parts only its library knows"
     if why is not None:
         raise tree.Unsaveable(f"{key} {why}")
 
@@ -209,9 +209,7 @@ def everything(
     parameters = naming.parameters_of(named["models"])
     found: dict[str, Any] = {
         "models": {name: model(name, one, tensors) for name, one in named["models"].items() if name not in left_out},
-        "optimizers": {
-            name: optimizer(name, one, parameters, tensors) for name, one in named["optimizers"].items()
-        },
+        "optimizers": {name: optimizer(name, one, parameters, tensors) for name, one in named["optimizers"].items()},
         "hooked": sorted(left_out),
     }
     for kind in ("schedulers", "loaders", "objects"):

@@ -61,10 +61,28 @@ def fit(
     for name, other in found.pairs["models"].items():
         _model(found, held, name, other, named["models"][name], strict)
     parameters = naming.parameters_of(named["models"])
-    renamed = {here: there for here, there in found.pairs["models"].items()}
+    renamed = found.pairs["models"]
     for name, other in found.pairs["optimizers"].items():
         _optimizer(found, held, name, other, named["optimizers"][name], parameters, renamed)
+        if not found.problems:
+            _schedulers(found, name, named)
     return found
+
+
+def _schedulers(found: Fit, name: str, named: dict[str, dict[str, Any]]) -> None:
+    """A scheduler's state is by the number of the group."""
+    order = found.groups.get(name, [])
+    if order == list(range(len(order))):
+        return
+    optimizer = named["optimizers"][name]
+    for scheduler in found.pairs["schedulers"]:
+        own = getattr(named["schedulers"][scheduler], "optimizer", None)
+        if getattr(own, "optimizer", own) is optimizer:
+            found.problems.append(
+                f"the optimizer {name!r} has its groups in another order than in the checkpoint (there they are "
+                f"{', '.join(map(str, order))}), and the scheduler {scheduler!r} keeps learning rates by their number: "
+                "make the groups in that order"
+            )
 
 
 def _pair(

@@ -36,15 +36,13 @@ def restore(held: dict[str, Any]) -> None:
             module.set_rng_state(held[device])
 
 
-def for_rank(rank: int, saved: list[dict[str, Any]]) -> dict[str, Any]:
-    """The states of a rank. The first ranks have their own. One that was not there has what all had, where all had the
-    same; else new ones, made from rank 0's and its number, so that no two ranks draw alike.
+def for_new_rank(rank: int, saved: list[dict[str, Any]]) -> dict[str, Any]:
+    """The states of a rank that was not there when they were saved: what all had, where all had the same; else new
+    ones, made from rank 0's and its number, so that no two ranks draw alike.
 
     Args:
         saved: those of each rank that saved.
     """
-    if rank < len(saved):
-        return saved[rank]
     if all(torch.equal(one["torch"], saved[0]["torch"]) for one in saved):
         return saved[0]
     seed = zlib.crc32(saved[0]["torch"].numpy().tobytes()) * 2**20 + rank

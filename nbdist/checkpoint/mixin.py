@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.hooks import RemovableHandle
 
 from nbdist import checks
-from nbdist.checkpoint import naming, saving
+from nbdist.checkpoint import naming
 from nbdist.kwargs import ProjectConfiguration
 
 if TYPE_CHECKING:
@@ -58,12 +58,16 @@ class Checkpoints:
         checks.flag(safe_serialization, "save_state: safe_serialization", True)
         if save_model_func_kwargs:
             raise TypeError(f"save_state has no argument {next(iter(save_model_func_kwargs))!r}")
+        from nbdist.checkpoint import saving
+
         snapshot = saving.snapshot(self, output_dir, list(self._save_hooks.values()))
         saving.write(snapshot)
         return self._saved(snapshot)
 
     def _saved(self, snapshot: Any) -> str:
         """The checkpoint has its name: count it, and delete what is too many."""
+        from nbdist.checkpoint import saving
+
         configuration = self.project_configuration
         following = snapshot.held.contents["accelerator"]["next"]
         if following is not None:

@@ -36,18 +36,19 @@ class Named:
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {kind: [] for kind in KINDS}
 
-    def note(self, kind: str, given: Any, held: Any) -> None:
+    def note(self, kind: str, given: Any, held: Any, of: Any = None) -> None:
         """Something was prepared or registered.
 
         Args:
             kind: one of KINDS.
             given: the user's object, whose variable names it.
-            held: what has its state, in whose place another one with the same `given` stood.
+            held: what has its state.
+            of: what it is known by: prepared anew, it keeps its name. Default: `held`.
         """
-        entries = self._entries[kind]
+        entries, what = self._entries[kind], id(held if of is None else of)
         for at, entry in enumerate(entries):
-            if entry.what == id(given) and entry.held is not None:
-                entries[at] = _Entry(entry.name, entry.scope, held, id(given), kind == "objects")
+            if entry.what == what and entry.held is not None:
+                entries[at] = _Entry(entry.name, entry.scope, held, what, kind == "objects")
                 return
         name, scope = variable_of(given)
         # A cell that runs again: its variable has another object now, and the one before is no longer meant.
@@ -56,7 +57,7 @@ class Named:
             for entry in entries
             if entry.held is not None and not (scope is not None and (entry.name, entry.scope) == (name, scope))
         ]
-        entries.append(_Entry(name or type(given).__name__, scope, held, id(given), kind == "objects"))
+        entries.append(_Entry(name or type(held).__name__, scope, held, what, kind == "objects"))
 
     def of(self, kind: str) -> dict[str, Any]:
         """Those that are alive, by name, in the order in which they were prepared. Two with one name: the first has
@@ -152,9 +153,7 @@ def plain(key: str, wrappers: frozenset[str]) -> str:
 
 def wrappers_of(model: torch.nn.Module) -> frozenset[str]:
     """The paths in it of what wraps in torch's way of naming, `module`."""
-    return frozenset(
-        path for path, one in _modules(model) if isinstance(one, DistributedDataParallel | DataParallel)
-    )
+    return frozenset(path for path, one in _modules(model) if isinstance(one, DistributedDataParallel | DataParallel))
 
 
 def _modules(model: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.nn.Module]]:

@@ -17,13 +17,16 @@ from nbdist.checkpoint.manifest import BadCheckpoint, Manifest, Tensor
 
 
 def read(
-    files: Files, held: Manifest, wanted: Mapping[str, DTensor | None], read_bytes: Callable[[int], Any] = lambda n: None
+    files: Files,
+    held: Manifest,
+    wanted: Mapping[str, DTensor | None],
+    got: Callable[[int], Any] = lambda count: None,
 ) -> dict[str, torch.Tensor]:
     """Tensors by key, in fresh memory on the CPU, or where the shards are that they are to be like.
 
     Args:
         wanted: the keys; None: the whole tensor; else one that it is to be sharded like.
-        read_bytes: is told of bytes that were read.
+        got: is told of bytes that were read.
 
     Raises:
         BadCheckpoint: the checkpoint does not have it whole, or its bytes are not those that were written.
@@ -37,7 +40,7 @@ def read(
             found[key] = _part(files, key, tensor, [0] * len(tensor.shape), tensor.shape)
         else:
             found[key] = _sharded(files, key, tensor, like)
-        read_bytes(found[key].numel() * found[key].element_size())
+        got(found[key].numel() * found[key].element_size())
     return found
 
 

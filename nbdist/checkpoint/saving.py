@@ -131,8 +131,8 @@ def target(configuration: ProjectConfiguration, output_dir: Any) -> tuple[str, i
         folder = automatic(configuration, NAME)
         if output_dir is not None and place.as_path(output_dir) != folder:
             state.note_once(
-                f"save_state: output_dir={os.fspath(output_dir)!r} has no effect, as automatic_checkpoint_naming is on: "
-                f"checkpoints go to {folder}"
+                f"save_state: output_dir={os.fspath(output_dir)!r} has no effect: by "
+                f"automatic_checkpoint_naming checkpoints go to {folder}"
             )
         number = max(configuration.iteration, place.taken(folder))
         return os.path.join(folder, f"checkpoint_{number}"), number
@@ -205,5 +205,3 @@ def limit(folder: str, total: int | None, newest: str) -> None:
     there = [path for path in place.numbered(folder).values() if path != newest]
     for path in there[: max(len(there) + 1 - max(total, 1), 0)]:
         place.delete(path, uuid.uuid4().hex[:12])
-
-

@@ -21,9 +21,7 @@ _FACTORIES = {kind.__name__: kind for kind in (int, float, list, dict, set, str,
 _MAPPINGS: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset, "Size": torch.Size}
 
-KNOWN = (
-    "None, True, False, numbers, texts, bytes, tensors, numpy arrays, and lists, tuples, sets, deques and dicts of these"
-)
+KNOWN = "None, bools, numbers, texts, bytes, tensors, numpy arrays, and lists, tuples, sets, deques and dicts of these"
 
 
 class Unsaveable(TypeError):

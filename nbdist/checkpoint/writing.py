@@ -95,9 +95,7 @@ def plan(
         ValueError: the parts do not make whole tensors.
     """
     mine = {
-        key: tensor
-        for key, tensor in tensors.items()
-        if rank == leader or key in own or contents.is_sharded(tensor)
+        key: tensor for key, tensor in tensors.items() if rank == leader or key in own or contents.is_sharded(tensor)
     }
     planner = DefaultSavePlanner(
         flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True
