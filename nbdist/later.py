@@ -18,8 +18,8 @@ _LATER = {
     "load_state_dict LoggerType MegatronLMPlugin merge_fsdp_weights MLflowTracker register_tracker_class "
     "retie_parameters set_module_tensor_to_device set_numa_affinity SwanLabTracker TensorBoardTracker TERecipeKwargs "
     "TrackioTracker WandBTracker write_basic_config",
-    "Accelerator": "fp8_backend get_state_dict get_tracker init_trackers log log_with maybe_context_parallel save_model "
-    "trackers",
+    "Accelerator": "fp8_backend get_state_dict get_tracker init_trackers log log_with maybe_context_parallel "
+    "save_model trackers",
 }
 
 _GRADIENTS = (

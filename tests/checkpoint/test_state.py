@@ -214,7 +214,7 @@ def test_parameters_that_changed_their_group_are_an_error(tmp_path: Path) -> Non
     accelerator = Accelerator()
     model = filled(1.0)
     groups = [{"params": [model.weight]}, {"params": [model.bias]}]
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(groups, lr=0.1))
+    model, _ = accelerator.prepare(model, torch.optim.SGD(groups, lr=0.1))
     accelerator.save_state(tmp_path / "ck")
     accelerator = Accelerator()
     model = filled(0.0)
