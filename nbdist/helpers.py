@@ -18,6 +18,7 @@ from nbdist.splitting import Split
 if TYPE_CHECKING:
     from nbdist.accumulation import Accumulation
     from nbdist.arguments import Handlers
+    from nbdist.checkpoint.asynchronous import Background
 
 
 class Helpers(Grid, Processes):
@@ -32,6 +33,7 @@ class Helpers(Grid, Processes):
     _handlers: Handlers
     _loading: DataLoaderConfiguration
     project_configuration: ProjectConfiguration
+    _behind: Background
     _triggered = False
 
     # ------------------------------------------------------------------ collectives
@@ -159,6 +161,7 @@ class Helpers(Grid, Processes):
         del objects
         del self._live[1:]  # the list itself is known to prepared loaders
         self._windows.forget()
+        self._behind.forget()
         free_memory()
         return nothing
 

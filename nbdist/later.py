@@ -15,11 +15,10 @@ _LATER = {
     "nbdist.utils": "AimTracker align_module_device AORecipeKwargs BnbQuantizationConfig calculate_maximum_sizes "
     "ClearMLTracker CometMLTracker compute_module_sizes ComputeEnvironment DummyOptim DummyScheduler "
     "find_tied_parameters GeneralTracker get_balanced_memory get_max_layer_size load_and_quantize_model "
-    "load_state_dict LoggerType MegatronLMPlugin merge_fsdp_weights MLflowTracker register_tracker_class "
+    "load_state_dict LoggerType MegatronLMPlugin MLflowTracker register_tracker_class "
     "retie_parameters set_module_tensor_to_device set_numa_affinity SwanLabTracker TensorBoardTracker TERecipeKwargs "
     "TrackioTracker WandBTracker write_basic_config",
-    "Accelerator": "fp8_backend get_state_dict get_tracker init_trackers log log_with maybe_context_parallel "
-    "save_model trackers",
+    "Accelerator": "fp8_backend get_tracker init_trackers log log_with maybe_context_parallel trackers",
 }
 
 _GRADIENTS = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbdist.batch_size import find_executable_batch_size as find_executable_batch_size
+    from nbdist.checkpoint.merging import merge_fsdp_weights as merge_fsdp_weights
     from nbdist.collectives import broadcast as broadcast
     from nbdist.collectives import broadcast_object_list as broadcast_object_list
     from nbdist.collectives import gather as gather
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 # Each home with its names.
 _HOMES = {
     "nbdist.batch_size": "find_executable_batch_size",
+    "nbdist.checkpoint.merging": "merge_fsdp_weights",
     "nbdist.collectives": "broadcast broadcast_object_list gather gather_object pad_across_processes reduce",
     "nbdist.data.move": "send_to_device",
     "nbdist.kwargs": "AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DistributedDataParallelKwargs "

@@ -50,6 +50,11 @@ class Background:
         self._last.thread.start()
 
     @property
+    def what(self) -> str | None:
+        """The name of the last save, until its end was waited for."""
+        return None if self._last is None else self._last.what
+
+    @property
     def busy(self) -> bool:
         """Whether a save is under way."""
         return self._last is not None and not self._last.done.is_set()

@@ -7,10 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
 from nbdist import checks
 from nbdist.checkpoint import naming
+from nbdist.checkpoint.asynchronous import Background
 from nbdist.kwargs import ProjectConfiguration
 
 if TYPE_CHECKING:
@@ -25,15 +27,19 @@ class Checkpoints:
     _save_hooks: OrderedDict[int, Callable[..., Any]]
     _load_hooks: OrderedDict[int, Callable[..., Any]]
 
+    unwrap_model: Callable[..., Any]
+
     def _remember(self) -> None:
         """Set up what is remembered of what was prepared."""
         self._named = naming.Named()
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
+        self._behind = Background()
 
     def save_state(
         self,
         output_dir: str | os.PathLike[str] | None = None,
         safe_serialization: bool = True,
+        async_save: bool = False,
         **save_model_func_kwargs: Any,
     ) -> str:
         """Save all that was prepared or registered: models, optimizers, schedulers, loaders with their positions, the
@@ -46,6 +52,9 @@ class Checkpoints:
             output_dir: the folder of this checkpoint. Default: with `automatic_checkpoint_naming` the next
                 `checkpoint_<n>` of the project's folder `checkpoints`, of which `total_limit` are kept.
             safe_serialization: no effect: nothing is ever pickled.
+            async_save: return when the values are copied in memory, and write them behind the training loop, which a
+                line says when it is done. The next save waits for it; so do `wait_for_checkpoint` and the end of a
+                script. That memory is kept for the next time; `free_memory` gives it back.
 
         Returns:
             The checkpoint's folder.
@@ -58,23 +67,98 @@ class Checkpoints:
         checks.flag(safe_serialization, "save_state: safe_serialization", True)
         if save_model_func_kwargs:
             raise TypeError(f"save_state has no argument {next(iter(save_model_func_kwargs))!r}")
-        from nbdist.checkpoint import saving
+        async_save = checks.flag(async_save, "save_state: async_save")
+        from nbdist.checkpoint import behind, saving
 
+        self._finish_last()
         snapshot = saving.snapshot(self, output_dir, list(self._save_hooks.values()))
-        saving.write(snapshot)
-        return self._saved(snapshot)
-
-    def _saved(self, snapshot: Any) -> str:
-        """The checkpoint has its name: count it, and delete what is too many."""
-        from nbdist.checkpoint import saving
-
         configuration = self.project_configuration
         following = snapshot.held.contents["accelerator"]["next"]
         if following is not None:
+            folder = os.path.dirname(snapshot.path)
+            snapshot.after = lambda: saving.limit(folder, configuration.total_limit, snapshot.path)
+        if async_save:
+            behind.begin(self._behind, snapshot)
+        else:
+            saving.write(snapshot)
+        if following is not None:
             configuration.iteration = following
-            if snapshot.leads:
-                saving.limit(os.path.dirname(snapshot.path), configuration.total_limit, snapshot.path)
         return snapshot.path
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait for the save that `save_state(async_save=True)` has begun, if there is one. A collective: all ranks call
+        it. `save_state` and `load_state` do.
+
+        Raises:
+            What that save failed with, once; on each rank, where it is so on one. What had its name before is there.
+        """
+        self._finish_last()
+
+    def _finish_last(self) -> None:
+        if self._behind.what is not None:  # on all ranks, or on none
+            from nbdist.checkpoint import behind
+
+            behind.wait(self._behind)
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Save a model's weights as transformers, Accelerate and safetensors read them: `model.safetensors`; or
+        `model-00001-of-00002.safetensors`, ... and `model.safetensors.index.json`.
+
+        The names are the model's own. A tensor under several names is stored once; the file's metadata say which name
+        it has there for each other one. All is written beside its place, so that what was there stays until the new is
+        whole; then what an earlier save of another size has left is removed. Other files stay.
+
+        The main process writes. Where it has the whole model it may do so alone; where the model is sharded all ranks
+        call it, and tensors are gathered one by one.
+
+        Args:
+            model: what `prepare` returned, or a model as it is.
+            save_directory: the folder; it is made.
+            max_shard_size: the most bytes of tensors in a file ("10GB", "500MB", 2**30). A bigger tensor has a file for
+                itself.
+            safe_serialization: False: `pytorch_model.bin`, by torch.save, which also takes what is no tensor and loads
+                with weights_only. It needs memory for a file.
+
+        Raises:
+            ValueError: a tensor that the format cannot hold, or a size that is none. OSError: it cannot be written.
+                Nothing is overwritten then. Where the model is sharded it is raised on each rank.
+        """
+        checks.kind(model, torch.nn.Module, "save_model: model", "a torch.nn.Module")
+        from nbdist.checkpoint import export
+
+        export.save_model(
+            self.unwrap_model(model, keep_torch_compile=False),
+            save_directory,
+            max_shard_size,
+            safe_serialization,
+            self.project_configuration.save_on_each_node,
+        )
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True, *, all_ranks: bool = False) -> dict[str, Any]:
+        """A model's whole state, under the model's own names.
+
+        Where the model is sharded, all ranks call it: tensors are gathered one by one, and the main process gets all of
+        them on the CPU, the others an empty dict. Where each rank has the whole model each gets the model's very
+        tensors, as from `model.state_dict()`; the main process has them on the CPU: clone what training must not
+        change.
+
+        Args:
+            model: what `prepare` returned, or a model as it is.
+            unwrap: False: names have the parts that a torch.compile of yours has put into them.
+            all_ranks: every rank gets all of it on the CPU.
+        """
+        checks.kind(model, torch.nn.Module, "get_state_dict: model", "a torch.nn.Module")
+        unwrap = checks.flag(unwrap, "get_state_dict: unwrap", True)
+        from nbdist.checkpoint import export
+
+        bare = self.unwrap_model(model, keep_torch_compile=not unwrap)
+        return export.get_state_dict(bare, unwrap, checks.flag(all_ranks, "get_state_dict: all_ranks"))
 
     def load_state(
         self,
@@ -104,6 +188,7 @@ class Checkpoints:
         """
         from nbdist.checkpoint import loading
 
+        self._finish_last()
         load_model_func_kwargs.pop("map_location", None)
         if load_model_func_kwargs:
             raise TypeError(f"load_state has no argument {next(iter(load_model_func_kwargs))!r}")

@@ -221,19 +221,28 @@ class File:
         try:
             if error is None:
                 if self._writer is None:
-                    with os.fdopen(os.dup(self._file), "wb") as file:
-                        torch.save(self._held, file)
+                    self._pickle()
                 os.fsync(self._file)
         finally:
             self._held.clear()
             os.close(self._file)
+
+    def _pickle(self) -> None:
+        with os.fdopen(os.dup(self._file), "wb") as file:
+            try:
+                torch.save(self._held, file)
+            except RuntimeError as error:  # torch's own, about the file that it could not complete
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         if self._writer is not None:
             self._writer.put(name, tensor)
             return
         value = tensor.detach().cpu()
-        if value.untyped_storage().nbytes() > value.numel() * value.element_size():
+        strided = value.layout is torch.strided
+        if strided and value.untyped_storage().nbytes() > value.numel() * value.element_size():
             value = value.clone()  # torch.save writes the whole storage of a view
         for one in (name, *self._plan.tied_to(name)):
             self._held[one] = value

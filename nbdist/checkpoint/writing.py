@@ -155,16 +155,17 @@ def tell_failure(snapshot: Snapshot, error: BaseException) -> None:
         place.write(_failed(snapshot, snapshot.rank), f"{type(error).__name__}: {error}".encode())
 
 
-def finish(snapshot: Snapshot, patience: float | None = None) -> None:
+def finish(snapshot: Snapshot, patience: float | None = None, lost: Callable[[int], bool] = lambda rank: False) -> None:
     """On the leader, when the ranks have written their parts: the manifest, and the checkpoint gets its name.
 
     Args:
         patience: how long to wait for the ranks' parts, in seconds; None: they are there.
+        lost: whether a rank is known to have ended, so that waiting for it is of no use.
 
     Raises:
         RuntimeError: a rank has failed, or its part did not come. OSError: it could not be written.
     """
-    parts = {rank: _part(snapshot, rank, patience) for rank in snapshot.group}
+    parts = {rank: _part(snapshot, rank, patience, lost) for rank in snapshot.group}
     held = snapshot.held
     for rank, part in parts.items():
         held.files |= part["files"]
@@ -182,9 +183,10 @@ def finish(snapshot: Snapshot, patience: float | None = None) -> None:
     snapshot.after()
 
 
-def _part(snapshot: Snapshot, rank: int, patience: float | None) -> Any:
+def _part(snapshot: Snapshot, rank: int, patience: float | None, lost: Callable[[int], bool]) -> Any:
     begun = time.monotonic()
     while True:
+        gone = lost(rank)  # before it is looked for: what it has written till then counts
         try:
             with open(_done(snapshot, rank), "rb") as file:
                 return json.loads(file.read())
@@ -195,6 +197,8 @@ def _part(snapshot: Snapshot, rank: int, patience: float | None) -> Any:
                 raise RuntimeError(f"rank {rank} could not write its part of {snapshot.path}: {file.read()}")
         except FileNotFoundError:
             pass
+        if gone:
+            raise RuntimeError(f"rank {rank} has ended, and has not written its part of {snapshot.path}")
         if patience is None or time.monotonic() - begun > patience:
             raise RuntimeError(
                 f"rank {rank} has not written its part of {snapshot.path}: rank {snapshot.leader} sees none in "
