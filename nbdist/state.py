@@ -114,8 +114,8 @@ interrupt_hooks: WeakSet[Callable[[], None]] = WeakSet()
 
 
 # What goes on behind user code and is better finished before this process ends: each has `finish(limit)`, which waits
-# at most so many seconds and returns whether nothing is left.
-unfinished: WeakSet[Any] = WeakSet()
+# at most so many seconds and returns whether it is over. It takes itself out then.
+unfinished: set[Any] = set()
 
 
 class DistributedType(StrEnum):

@@ -29,7 +29,6 @@ class Background:
     def __init__(self) -> None:
         self._staging = Staging()
         self._last: _Save | None = None
-        state.unfinished.add(self)
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[Any]]:
         """The tensors' values as they are now: see `Staging.copy`. Waits for the last save, whose copies are written
@@ -47,6 +46,7 @@ class Background:
             aloud: whether that line is printed.
         """
         self._last = _Save(what, work, aloud)
+        state.unfinished.add(self._last)  # also where nobody holds the Accelerator any more
         self._last.thread.start()
 
     @property
@@ -78,10 +78,6 @@ class Background:
             raise TimeoutError(f"the checkpoint {last.what} is still being saved after {limit:g} s")
         self._last, last.told = None, True
         return last.error
-
-    def finish(self, limit: float) -> bool:
-        """Wait at most so many seconds for a save that is under way; returns whether none is left."""
-        return self._last is None or self._last.done.wait(limit)
 
     def forget(self) -> None:
         """Give the memory of the copies back, if it is not in use."""
@@ -120,6 +116,11 @@ class _Save:
         finally:
             work = None  # it holds the copies
             self.done.set()
+            state.unfinished.discard(self)
+
+    def finish(self, limit: float) -> bool:
+        """Wait at most so many seconds; returns whether it is over."""
+        return self.done.wait(limit)
 
 
 _untold: weakref.WeakSet[_Save] = weakref.WeakSet()

@@ -15,6 +15,7 @@ from typing import Any
 
 from nbdist import system
 from nbdist.config.cores import threads_for
+from nbdist.launchers import finishing
 from nbdist.launchers.client import Supervisor, SupervisorLost
 from nbdist.launchers.descriptors import check_descriptors
 from nbdist.launchers.devices import PoolOptions, who_is_there
@@ -89,7 +90,7 @@ class Pool:
                 return
             except BaseException as error:
                 with shielded():
-                    self.end()
+                    self.end(now=True)
                 if last or not isinstance(error, StartFailed) or not owner.is_ending():
                     if isinstance(error, StartFailed) and (told := who_is_there(self.options)):
                         raise StartFailed(f"{error}{told}") from None
@@ -116,10 +117,21 @@ class Pool:
         self.reader = Reader(links, pipes, self.mark)
         self.reader.late = self.late
 
-    def end(self) -> None:
-        """End every rank of this pool, now."""
+    def end(self, now: bool = False) -> None:
+        """End every rank of this pool.
+
+        Args:
+            now: do not wait for what they have to finish (see `finishing`).
+        """
         if not self.started:
             return
+        try:
+            if not now:
+                finishing.finish(self)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         if self._owner is not None and self._owner.alive:
             with contextlib.suppress(SupervisorLost):
                 self._owner.request("end pool", pool=self.name)

@@ -178,6 +178,9 @@ class Rank:
         elif kind == "cut":
             self.interrupts.asked = True
             self.link.send("cut", query=message["query"], answer=self.groups.cut(message["store"], message["more"]))
+        elif kind == "unfinished":
+            answer = any(not one.finish(0) for one in list(state.unfinished))
+            self.link.send("unfinished", query=message["query"], answer=answer)
         elif kind == "connections":
             ports = {one[:2] for one in connections().values() if one.state == ESTABLISHED}
             self.link.send("connections", query=message["query"], answer=ports)

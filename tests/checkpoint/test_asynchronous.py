@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 
+from nbdist import state
 from nbdist.checkpoint.asynchronous import Background
 from nbdist.checkpoint.staging import Staging
 
@@ -45,7 +46,7 @@ def test_copies_are_what_was_there_and_memory_is_used_again() -> None:
 
 def test_one_at_a_time_its_failure_once_and_a_line_when_it_is_done(capfd: pytest.CaptureFixture[str]) -> None:
     background, go = Background(), threading.Event()
-    assert background.join() is None and background.finish(0)
+    assert background.join() is None and not background.busy
     copies, _ = background.stage({"a": torch.ones(2)})
     seen = []
 
@@ -54,12 +55,12 @@ def test_one_at_a_time_its_failure_once_and_a_line_when_it_is_done(capfd: pytest
         seen.append(copies["a"].tolist())
 
     background.start("one", work)
-    assert background.busy and not background.finish(0.01)
+    assert background.busy and [one.finish(0.01) for one in state.unfinished] == [False]
     with pytest.raises(TimeoutError, match=r"one is still being saved after 0\.01 s"):
         background.join(0.01)
     threading.Timer(0.05, go.set).start()
     background.stage({"a": torch.zeros(2)})  # over the copies that the save still writes: it waits for that
-    assert seen == [[1, 1]] and not background.busy and background.join() is None
+    assert seen == [[1, 1]] and not background.busy and not state.unfinished and background.join() is None
 
     background.start("two", lambda: os.unlink("/nowhere/at all"))
     error = background.join()

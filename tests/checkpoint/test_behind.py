@@ -131,7 +131,7 @@ def _on_ranks(rank: int, ranks: int, folder: str) -> list[Any]:
     accelerator.save_state(path, async_save=True)
     behind._watched = watched
     if rank == 0:
-        accelerator._behind.finish(20)
+        accelerator._behind._last.done.wait(20)
     accelerator.wait_for_everyone()
     go.set()
     found.append(str(accelerator._behind.join(20)))
