@@ -18,7 +18,6 @@ from nbdist.splitting import Split
 if TYPE_CHECKING:
     from nbdist.accumulation import Accumulation
     from nbdist.arguments import Handlers
-    from nbdist.checkpoint.asynchronous import Background
 
 
 class Helpers(Grid, Processes):
@@ -33,7 +32,7 @@ class Helpers(Grid, Processes):
     _handlers: Handlers
     _loading: DataLoaderConfiguration
     project_configuration: ProjectConfiguration
-    _behind: Background
+    _behind: Any  # a save in the background
     _triggered = False
 
     # ------------------------------------------------------------------ collectives

@@ -50,27 +50,19 @@ def exported(model: torch.nn.Module, plain: bool = True) -> Exported:
     wrappers = naming.wrappers_of(model)
     found = {naming.plain(key, wrappers) if plain else key: (key, value) for key, value in model.state_dict().items()}
     known = _identities(model)
-    # transformers ties what stands here to something else, when it loads: that is what it wants to find in the file.
-    second = set(getattr(model, "_tied_weights_keys", None) or ())
     holders: dict[Any, str] = {}
-    for name in sorted(found, key=lambda name: name in second):
-        identity = _identity(*found[name], known)
-        if identity is not None:
-            holders.setdefault(identity, name)
     result = Exported(names=list(found))
     for name, (key, value) in found.items():
-        kept = holders.get(_identity(key, value, known), name)
         if not isinstance(value, torch.Tensor):
             result.others[name] = value
-        elif kept == name:
+            continue
+        identity = known.get(key) or _memory(value)
+        kept = name if identity is None else holders.setdefault(identity, name)
+        if kept == name:
             result.tensors[name] = value
         else:
             result.ties[name] = kept
     return result
-
-
-def _identity(key: str, value: Any, known: dict[str, Any]) -> Any:
-    return (known.get(key) or _memory(value)) if isinstance(value, torch.Tensor) else None
 
 
 def _identities(model: torch.nn.Module) -> dict[str, Any]:
