@@ -200,10 +200,10 @@ class _Writing:
         self._folder: weights.Folder | None = None
         self._file: weights.File | None = None
 
-    def do(self, step: Callable[[], Any]) -> None:
+    def do(self, step: Callable[..., Any], *values: Any) -> None:
         if self.error is None:
             try:
-                step()
+                step(*values)
             except Exception as error:
                 self.error = error
 
@@ -232,7 +232,7 @@ class _Writing:
     def leave(self, error: BaseException | None) -> None:
         """Close what is open; what was not committed is gone. Raises the error, with the folder's name."""
         if self._file is not None:
-            self._file.__exit__(type(error), error or RuntimeError(), None)
+            self._file.close()
         if self._folder is not None:
             self._folder.__exit__(type(error) if error else None, error, None)
         if error is not None:
@@ -254,14 +254,14 @@ def _written_together(writing: _Writing | None, plan: weights.Plan, given: Expor
             if error is not None:
                 break
             if writing is not None:
-                writing.do(lambda name=name: writing.begin(name))
+                writing.do(writing.begin, name)
             for one in weights.order(specs, plan.kind):
                 full = whole(given.tensors[one])
                 if writing is not None:
-                    writing.do(lambda one=one, full=full: writing.put(one, full))
+                    writing.do(writing.put, one, full)
                 del full
             if writing is not None:
-                writing.do(lambda name=name: writing.end(name))
+                writing.do(writing.end, name)
             error = _settled(writing, path)
         if error is None:
             if writing is not None:

@@ -6,7 +6,8 @@ transformers and Accelerate look for.
     model.safetensors.index.json            or    pytorch_model.bin.index.json
 
 All files are written beside their names. Only when the last one is on the disk they get them, the index last; then what
-an earlier save of another size has left is removed. Anything else in the folder stays.
+an earlier save of another size has left is removed. Anything else in the folder stays. Killed at any moment, there is
+the old save or the new one; or, of several files while they are renamed, no index: never files of both.
 """
 
 from __future__ import annotations
@@ -183,6 +184,8 @@ class Folder:
             name = self.plan.kind.index
             self._beside[name] = os.path.join(self.path, f".{name}.{self._token}.saving")
             _write(self._beside[name], index)
+            if os.path.lexists(os.path.join(self.path, name)):
+                os.unlink(os.path.join(self.path, name))  # it would name files of both saves
         for name in list(self._beside):
             os.replace(self._beside[name], os.path.join(self.path, name))
             del self._beside[name]
@@ -224,8 +227,11 @@ class File:
                     self._pickle()
                 os.fsync(self._file)
         finally:
-            self._held.clear()
-            os.close(self._file)
+            self.close()
+
+    def close(self) -> None:
+        self._held.clear()
+        os.close(self._file)
 
     def _pickle(self) -> None:
         with os.fdopen(os.dup(self._file), "wb") as file:

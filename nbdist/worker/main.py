@@ -179,8 +179,7 @@ class Rank:
             self.interrupts.asked = True
             self.link.send("cut", query=message["query"], answer=self.groups.cut(message["store"], message["more"]))
         elif kind == "unfinished":
-            answer = any(not one.finish(0) for one in list(state.unfinished))
-            self.link.send("unfinished", query=message["query"], answer=answer)
+            self.link.send("unfinished", query=message["query"], answer=not all(map(_is_over, list(state.unfinished))))
         elif kind == "connections":
             ports = {one[:2] for one in connections().values() if one.state == ESTABLISHED}
             self.link.send("connections", query=message["query"], answer=ports)
@@ -281,3 +280,9 @@ class Rank:
         finally:
             self.interrupts.end()
         self.link.send("debugged", query=message["query"], answer=answer)
+
+
+def _is_over(one: Any) -> bool:
+    """Whether what goes on behind the cells has been finished."""
+    over: bool = one.finish(0)
+    return over

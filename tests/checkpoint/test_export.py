@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -165,6 +166,53 @@ def test_an_earlier_save_of_another_size_goes_and_other_files_stay(tmp_path: Pat
         assert set(os.listdir(tmp_path)) == expected | others
         assert equal(read(tmp_path), dict(model.state_dict()))
     assert oct(os.stat(tmp_path / "model-00001-of-00002.safetensors").st_mode & 0o777) == "0o644"
+
+
+class Killed:
+    """Kills this process at the n-th call of what changes files."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        for name in ("open", "write", "fsync", "replace", "unlink"):
+            setattr(os, name, self.counting(getattr(os, name)))
+
+    def counting(self, function: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                os._exit(9)
+            return function(*args, **kwargs)
+
+        return counted
+
+
+@pytest.mark.parametrize("sizes", [(100, 100), (100, "1GB"), ("1GB", 100), ("1GB", "1GB")])
+def test_killed_anywhere_there_is_one_save_or_the_other_and_never_both(tmp_path: Path, sizes: tuple[Any, Any]) -> None:
+    accelerator, model = Accelerator(cpu=True), nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    new = {name: tensor + 1 for name, tensor in old.items()}
+    seen = set()
+    for at in itertools.count():
+        model.load_state_dict(old)
+        accelerator.save_model(model, tmp_path, sizes[0])
+        model.load_state_dict(new)
+        child = os.fork()
+        if child == 0:
+            Killed(at)
+            accelerator.save_model(model, tmp_path, sizes[1])
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        try:
+            found = read(tmp_path)
+        except FileNotFoundError:
+            assert not (tmp_path / "model.safetensors.index.json").exists() and sizes[1] == 100
+            seen.add("no index")
+        else:
+            seen.add("old" if equal(found, old) else "new" if equal(found, new) else "both")
+        if status == 0:
+            break
+    assert at > 5 and {"old", "new"} <= seen and "both" not in seen
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".saving")], "leftovers are gone"
 
 
 @pytest.mark.parametrize("size", ["10 XB", "GB", "", 0, -1, "-1GB", "0.1B", None, True, 1.5, "1e9", "nanGB"])
