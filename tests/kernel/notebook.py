@@ -217,10 +217,10 @@ class Notebook:
             pass
         return shown, len(left)
 
-    def late_output(self, message_id: str, seconds: float) -> Cell:
-        """What arrives under an earlier cell within so many seconds."""
+    def late_output(self, message_id: str, seconds: float, until: Callable[[Cell], bool] | None = None) -> Cell:
+        """What arrives under an earlier cell within so many seconds, or before it meets `until`."""
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
+        while time.perf_counter() < end and not (until is not None and until(self.late.setdefault(message_id, Cell()))):
             try:
                 message = self.client.get_iopub_msg(timeout=0.05)
             except queue.Empty:

@@ -41,7 +41,7 @@ def late_of_three(nb: Notebook, options: str = "") -> str:
 
 def test_each_under_its_own_cell(nb: Notebook) -> None:
     first = late_of_three(nb)
-    late = nb.late_output(first, 1.5)
+    late = nb.late_output(first, 30, lambda cell: cell.stdout.count("is late") == 6 and len(cell.data) == 3)
     names = ("distributed", "ordinary", "idle")
     assert late.stdout == "".join(f"{name} a is late\n[1] {name} b is late\n" for name in names)
     assert late.stderr == "equal\n" * 3 and [data["text/html"] for data in late.data] == list(names)
@@ -50,7 +50,7 @@ def test_each_under_its_own_cell(nb: Notebook) -> None:
 
 def test_in_its_tabs(nb: Notebook) -> None:
     first = late_of_three(nb, "--output tabs")
-    late = update(nb.late_output(first, 2.0))
+    late = update(nb.late_output(first, 30, lambda cell: all(f"idle {me} is late" in str(cell.data[-1:]) for me in "ab")))
     assert {kind for kind, _, _ in late} == {"update_display_data"} and len({name for _, _, name in late}) == 1
     for rank, me in enumerate("ab"):
         tab = late[-1][1].split("\n\n")[rank]
@@ -78,7 +78,7 @@ def test_several_cells_at_once_after_an_error_and_after_stop(nb: Notebook) -> No
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     last = nb.ranks("go.set()\ntime.sleep(.8)")
     assert last.text == ""
-    nb.late_output(ids[0], 0.6)
+    nb.late_output(ids[2], 30, lambda cell: cell.stdout != "")
     assert {name: nb.late[name].stdout for name in ids} == dict(
         zip(ids, ("of fine\n", "of failed\n", "of stopped\n"), strict=True)
     )

@@ -272,7 +272,7 @@ def test_late_output_lands_under_its_own_cell(nb: Notebook) -> None:
     )
     assert "in time" in nb.wait(message).stdout
     other = nb.ok("import time\nfor _i in range(12):\n    time.sleep(.1)\nprint('other')")
-    late = nb.late_output(message, 0.5)
+    late = nb.late_output(message, 30, lambda cell: cell.stdout.count("late ") == 2 and cell.stderr != "")
     assert late.stdout == "late a\n[1] late b\n" and late.stderr == "late error\n"
     assert other.stdout == "other\n" and other.stderr == ""
 
