@@ -50,7 +50,8 @@ def test_each_under_its_own_cell(nb: Notebook) -> None:
 
 def test_in_its_tabs(nb: Notebook) -> None:
     first = late_of_three(nb, "--output tabs")
-    late = update(nb.late_output(first, 30, lambda cell: all(f"idle {me} is late" in str(cell.data[-1:]) for me in "ab")))
+    last = ("idle a is late", "idle b is late")
+    late = update(nb.late_output(first, 30, lambda cell: all(line in str(cell.data[-1:]) for line in last)))
     assert {kind for kind, _, _ in late} == {"update_display_data"} and len({name for _, _, name in late}) == 1
     for rank, me in enumerate("ab"):
         tab = late[-1][1].split("\n\n")[rank]
