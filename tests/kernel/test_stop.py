@@ -304,8 +304,8 @@ def test_a_cell_that_handles_the_stop_itself_ends_as_an_ordinary_one(four: Noteb
     assert four.ranks("print('next')", "-n 4 --output rank0").stdout == "next\n"
 
 
-def test_a_stop_just_after_a_rank_has_failed_tells_of_that(fresh: Notebook) -> None:
-    cell = fresh.run(
+def test_a_stop_just_after_a_rank_has_failed_tells_of_that(nb: Notebook) -> None:
+    cell = nb.run(
         "%%distributed -n 2\nimport time\nprint('x')\nif rank:\n    time.sleep(.4)\n    raise KeyError('mine')\n"
         "time.sleep(5)",
         stop_when=lambda cell: "x" in cell.stdout,
@@ -442,20 +442,20 @@ def test_stop_while_everything_warms(fresh: Notebook) -> None:
 
 @pytest.mark.parametrize("code", ["while True: print(rank)", "while True: print(rank, flush=True)"])
 @pytest.mark.parametrize("pressed_after", [0.4, 2.0])
-def test_stop_while_every_rank_prints_in_a_loop(fresh: Notebook, code: str, pressed_after: float) -> None:
+def test_stop_while_every_rank_prints_in_a_loop(nb: Notebook, code: str, pressed_after: float) -> None:
     """Thousands of tiny records a second: the button does not wait behind them."""
-    fresh.ok("%%distributed -n 2\npass")
-    cell = fresh.run(f"%%distributed -n 2\n{code}", stop_after=pressed_after)
+    nb.ok("%%distributed -n 2\npass")
+    cell = nb.run(f"%%distributed -n 2\n{code}", stop_after=pressed_after)
     assert cell.error is not None
     assert cell.error[0] == "KeyboardInterrupt"
     assert cell.stop_seconds is not None
     assert cell.stop_seconds < 5
-    assert fresh.ok("%%distributed -n 2\nprint('next')").stdout == "next\n"
+    assert nb.ok("%%distributed -n 2\nprint('next')").stdout == "next\n"
 
 
-def test_a_timeout_while_every_rank_prints_in_a_loop(fresh: Notebook) -> None:
-    fresh.ok("%%distributed -n 2\npass")
-    cell = fresh.run("%%distributed -n 2 --timeout 1\nwhile True: print(rank)")
+def test_a_timeout_while_every_rank_prints_in_a_loop(nb: Notebook) -> None:
+    nb.ok("%%distributed -n 2\npass")
+    cell = nb.run("%%distributed -n 2 --timeout 1\nwhile True: print(rank)")
     assert cell.error is not None
     assert cell.error[0] == "CellTimeout"
     assert cell.seconds < 8
@@ -475,11 +475,11 @@ class Unhurried:
 """
 
 
-def test_stop_while_results_are_packed_or_taken_in(fresh: Notebook) -> None:
+def test_stop_while_results_are_packed_or_taken_in(nb: Notebook) -> None:
     """The next cell is not hit by what stopped this one, and sees what this one did."""
-    fresh.ok("import torch\nx = torch.zeros(30_000_000)" + UNHURRIED)
+    nb.ok("import torch\nx = torch.zeros(30_000_000)" + UNHURRIED)
     for number in range(1, 7):
-        cell = fresh.run(
+        cell = nb.run(
             "%%distributed -n 2\nx.add_(1)\nunhurried = Unhurried()\nprint('ran')",
             stop_when=lambda cell: "ran" in cell.stdout,
             stop_after=0.02 * number,
@@ -487,8 +487,8 @@ def test_stop_while_results_are_packed_or_taken_in(fresh: Notebook) -> None:
         assert cell.error is None or cell.error[0] == "KeyboardInterrupt", cell.text
         if cell.error is not None:
             assert "before the cell started" not in cell.text
-        fresh.ok("%%distributed -n 2\ny = 5\nseen = x[0].item()")
-        assert fresh.value("(seen, x[0].item())") == (number, number)
+        nb.ok("%%distributed -n 2\ny = 5\nseen = x[0].item()")
+        assert nb.value("(seen, x[0].item())") == (number, number)
 
 
 SLOW = """
@@ -503,42 +503,42 @@ slow.seconds = 0.0
 """
 
 
-def test_an_error_does_not_cut_off_what_is_being_packed(fresh: Notebook) -> None:
+def test_an_error_does_not_cut_off_what_is_being_packed(nb: Notebook) -> None:
     """Rank 1 has failed and is done; rank 0 takes its time to pack what it made before it failed as well."""
-    fresh.ok(SLOW)
+    nb.ok(SLOW)
     body = "slow.n += 1; slow.seconds = 1.5 if rank == 0 else 0.0; small = 3; kept.append(2)\nraise ValueError('typo')"
-    cell = fresh.run(magic(body, 2))
+    cell = nb.run(magic(body, 2))
     assert cell.error is not None and cell.error[0] == "ValueError"
-    assert fresh.value("(slow.n, small, kept)") == (1, 3, [2])
+    assert nb.value("(slow.n, small, kept)") == (1, 3, [2])
 
 
-def test_a_stop_leaves_time_to_pack(fresh: Notebook) -> None:
-    fresh.ok(SLOW)
-    cell = fresh.run(
+def test_a_stop_leaves_time_to_pack(nb: Notebook) -> None:
+    nb.ok(SLOW)
+    cell = nb.run(
         magic("slow.seconds = 2.0 if rank == 0 else 0.0\nprint('here', flush=True)\nwhile True:\n    slow.n += 1", 2),
         stop_after=0.1,
         stop_when=lambda cell: "here" in cell.stdout,
     )
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
-    assert fresh.value("slow.n") > 0
+    assert nb.value("slow.n") > 0
     assert "on its way" in cell.stderr
 
 
-def test_a_stop_while_results_are_packed_leaves_them_on_the_ranks(fresh: Notebook) -> None:
+def test_a_stop_while_results_are_packed_leaves_them_on_the_ranks(nb: Notebook) -> None:
     """They are there for the next cell, can be pulled, and nothing of the notebook's is taken for the ranks'."""
-    fresh.ok(SLOW)
-    fresh.ok(magic("slow", 2))
-    cell = fresh.run(
-        magic("slow.n = 5; slow.seconds = 3.0; small = 3; new = 7; kept.append(2)\nprint('here', flush=True)", 2),
+    nb.ok(SLOW)
+    nb.ok(magic("slow", 2))
+    cell = nb.run(
+        magic("slow.n = 5; slow.seconds = 30.0; small = 3; new = 7; kept.append(2)\nprint('here', flush=True)", 2),
         stop_after=0.5,
         stop_when=lambda cell: "here" in cell.stdout,
     )
-    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt" and cell.seconds < 4.0
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt" and cell.seconds < 30
     assert "left on the ranks" in cell.stderr and "pull" in cell.stderr
-    assert fresh.value("(slow.n, small, kept, 'new' in globals())") == (0, 0, [], False)
-    assert fresh.ok(magic("slow.seconds = 0.0\nprint(slow.n, small, new, kept)", 2)).stdout == "5 3 7 [2]\n"
-    assert fresh.value("(slow.n, kept)") == (5, [2])
-    fresh.ok("%distributed pull new\n%distributed pull small")
-    assert fresh.value("(new, small)") == (7, 3)
+    assert nb.value("(slow.n, small, kept, 'new' in globals())") == (0, 0, [], False)
+    assert nb.ok(magic("slow.seconds = 0.0\nprint(slow.n, small, new, kept)", 2)).stdout == "5 3 7 [2]\n"
+    assert nb.value("(slow.n, kept)") == (5, [2])
+    nb.ok("%distributed pull new\n%distributed pull small")
+    assert nb.value("(new, small)") == (7, 3)
     bound = "__import__('nbdist.magics', fromlist=['_sessions'])._sessions"
-    assert fresh.value(f"'ranks' in next(iter({bound}.values())).last.home._bound") is False
+    assert nb.value(f"'ranks' in next(iter({bound}.values())).last.home._bound") is False
