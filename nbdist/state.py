@@ -113,8 +113,8 @@ step_boundary = StepBoundary()
 interrupt_hooks: WeakSet[Callable[[], None]] = WeakSet()
 
 
-# What goes on behind user code and is better finished before this process ends: each has `finish(limit)`, which waits
-# at most so many seconds and returns whether it is over. It takes itself out then.
+# What goes on behind user code and is better finished before this process ends: each has `finish(limit)`, which waits,
+# at most so many seconds, and returns whether it is over. It takes itself out then.
 unfinished: set[Any] = set()
 
 

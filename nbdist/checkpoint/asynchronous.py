@@ -118,8 +118,8 @@ class _Save:
             self.done.set()
             state.unfinished.discard(self)
 
-    def finish(self, limit: float) -> bool:
-        """Wait at most so many seconds; returns whether it is over."""
+    def finish(self, limit: float | None = None) -> bool:
+        """Wait, at most so many seconds; returns whether it is over."""
         return self.done.wait(limit)
 
 

@@ -22,12 +22,16 @@ _PATIENCE = 24 * 3600.0  # seconds for a part of a rank that lives, or that is o
 
 def begin(background: Background, snapshot: writing.Snapshot) -> None:
     """Copy what this rank writes, and begin to write it. A collective."""
-    staged, events = background.stage({str(at): piece.tensor for at, piece in enumerate(snapshot.pieces)})
-    for at, piece in enumerate(snapshot.pieces):
-        piece.tensor = staged[str(at)]
-    del staged
-    lost = _watched(messages.exchange((socket.gethostname(), os.getpid(), psutil.Process().create_time())))
-    background.start(_short(snapshot.path), lambda: _write(snapshot, events, lost), aloud=snapshot.leads)
+    try:
+        staged, events = background.stage({str(at): piece.tensor for at, piece in enumerate(snapshot.pieces)})
+        for at, piece in enumerate(snapshot.pieces):
+            piece.tensor = staged[str(at)]
+        del staged
+        lost = _watched(messages.exchange((socket.gethostname(), os.getpid(), psutil.Process().create_time())))
+        background.start(_short(snapshot.path), lambda: _write(snapshot, events, lost), aloud=snapshot.leads)
+    except BaseException as error:  # a Stop: others may have begun already, and must not wait for this rank
+        _give_up(snapshot, error)
+        raise
 
 
 def wait(background: Background) -> None:
@@ -56,13 +60,17 @@ def _write(snapshot: writing.Snapshot, events: list[Any], lost: Callable[[int], 
             snapshot.pieces.clear()
             writing.finish(snapshot, _PATIENCE, lost)
     except BaseException as error:
-        if snapshot.leads:
-            place.discard(snapshot.partial)
-        elif not os.path.isdir(snapshot.partial):
+        if not snapshot.leads and not os.path.isdir(snapshot.partial):
             raise RuntimeError(f"rank {snapshot.leader} has given it up") from None
-        else:
-            writing.tell_failure(snapshot, error)
+        _give_up(snapshot, error)
         raise
+
+
+def _give_up(snapshot: writing.Snapshot, error: BaseException) -> None:
+    if snapshot.leads:
+        place.discard(snapshot.partial)
+    else:
+        writing.tell_failure(snapshot, error)
 
 
 def _watched(ranks: list[tuple[str, int, float]]) -> Callable[[int], bool]:

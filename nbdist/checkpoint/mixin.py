@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from nbdist import checks
+from nbdist import checks, state
 from nbdist.checkpoint import naming
 from nbdist.checkpoint.asynchronous import Background
 from nbdist.kwargs import ProjectConfiguration
@@ -95,6 +95,8 @@ class Checkpoints:
         self._finish_last()
 
     def _finish_last(self) -> None:
+        for one in list(state.unfinished):  # also of an Accelerator that a cell has made anew since
+            one.finish()
         if self._behind.what is not None:  # on all ranks, or on none
             from nbdist.checkpoint import behind
 

@@ -62,6 +62,14 @@ def test_the_values_of_that_moment_and_the_next_save_waits(
     assert torch.equal(model.weight, again), "the optimizer's state was that of the moment too"
     assert capfd.readouterr().out.startswith("saved first in 0.")
     accelerator.wait_for_checkpoint()  # nothing is under way
+
+    go.clear()
+    accelerator.save_state("third", async_save=True)
+    threading.Timer(0.1, go.set).start()
+    anew = Accelerator(cpu=True)  # as where a cell runs again: it waits for the other one's save
+    model = anew.prepare(nn.Linear(3, 3))
+    anew.load_state("third", strict=False)
+    assert torch.equal(model.weight, again)
     assert accelerator._behind._staging.nbytes > 0
     accelerator.free_memory()
     assert accelerator._behind._staging.nbytes == 0
@@ -94,6 +102,23 @@ def test_what_fails_is_said_at_once_and_raised_at_the_next_call(
         model.weight.zero_()
     accelerator.load_state()
     assert torch.equal(model.weight, expected)
+
+
+def test_stopped_while_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_for_checkpointing(nn.Linear(2, 2))
+
+    def stopped(value: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(accelerator._behind._staging, "copy", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            accelerator.save_state(tmp_path / "it", async_save=True)
+    assert os.listdir(tmp_path) == []
+    accelerator.save_state(tmp_path / "it", async_save=True)
+    accelerator.wait_for_checkpoint()
+    assert os.listdir(tmp_path) == ["it"]
 
 
 def _on_ranks(rank: int, ranks: int, folder: str) -> list[Any]:

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from nbdist import Accelerator
-from nbdist.checkpoint import weights
+from nbdist.checkpoint import export, weights
 from tests.ranks import run_ranks
 
 
@@ -298,9 +299,20 @@ def _sharded(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     fully_shard(model, mesh=mesh)
     state = accelerator.get_state_dict(model)
     everywhere = accelerator.get_state_dict(model, all_ranks=True)
+    gather, refs, peak = export.whole, [], [0]
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        full = gather(tensor)
+        refs.append(weakref.ref(full))
+        peak[0] = max(peak[0], sum(one() is not None for one in refs))
+        return full
+
+    export.whole = counted
     accelerator.save_model(model, folder, 150)
+    export.whole = gather
     accelerator.save_model(model, os.path.join(folder, "bin"), safe_serialization=False)
     found: dict[str, Any] = {
+        "peak": (peak[0], len(refs)),
         "state": equal(state, expected if rank == 0 else {}),
         "everywhere": equal(everywhere, expected) and list(everywhere) == list(expected),
         "tied": rank > 0 or state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr(),
@@ -331,7 +343,7 @@ def test_what_is_sharded_is_gathered_by_one_and_what_fails_fails_on_all(tmp_path
     first, second = run_ranks(_sharded, 2, str(tmp_path), limit=100)
     for found in (first, second):
         assert all(found[name] for name in ("state", "everywhere", "tied", "files", "bin"))
-        assert found["left"] == []
+        assert found["left"] == [] and found["peak"] == (1, 7), "one whole tensor at a time, also where it is written"
     assert first["errors"][0].startswith("FileNotFoundError:") and "/proc/weights" in first["errors"][0]
     assert "save_model to /proc/weights failed on rank 0: FileNotFoundError" in second["errors"][0]
     assert "File too large" in first["errors"][1] and "failed on rank 0: OSError" in second["errors"][1]
