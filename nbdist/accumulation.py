@@ -45,8 +45,8 @@ class Accumulation:
     """
 
     __slots__ = ("__weakref__", "_beside", "_count", "_depth", "_hand", "_loose", "_noted", "_said_left_out", "_told",
-                 "_watched", "began", "inside", "live", "loose", "made", "models", "newest", "optimizers", "scaler",
-                 "steps", "strategy", "switches", "weights", "with_loader")  # fmt: skip
+                 "_watched", "began", "defers", "inside", "live", "loose", "made", "models", "newest", "optimizers",
+                 "scaler", "steps", "strategy", "switches", "weights", "with_loader")  # fmt: skip
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Accumulation:
         self.strategy, self.weights, self.live, self.steps = strategy, weights, live, steps
         self.with_loader = with_loader
         self.switches = strategy.shares_gradients and not each_batch
+        self.defers = self.switches and strategy.defers
         self.newest: Window | None = None
         self.inside: Window | None = None
         self.scaler: Any = None

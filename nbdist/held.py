@@ -41,7 +41,8 @@ def parameters_of(windows: Accumulation, own: Iterable[Window], unclaimed: bool 
         unclaimed: also what belongs to no prepared model, and whose optimizer trains no window's model.
     """
     own = set(own)
-    found = {id(one): one for window in own for model in window.alive() for one in model.parameters()}
+    holders = windows.strategy.holders
+    found = {id(one): one for window in own for model in window.alive() for one in holders(model)}
     named = set(found)
     taken: set[int] | None = None
     prepared: set[int] = set()
@@ -51,8 +52,8 @@ def parameters_of(windows: Accumulation, own: Iterable[Window], unclaimed: bool 
             continue
         if taken is None:
             others = [one for one in list(windows.made.values()) if one not in own and not one.is_over()]
-            taken = {id(one) for window in others for model in window.alive() for one in model.parameters()}
-            prepared = {id(one) for model in list(windows.models.values()) for one in model.parameters()}
+            taken = {id(one) for window in others for model in window.alive() for one in holders(model)}
+            prepared = {id(one) for model in list(windows.models.values()) for one in holders(model)}
         if trained.keys() & named:
             found.update((key, one) for key, one in trained.items() if key not in taken)
         elif unclaimed and not trained.keys() & taken:

@@ -53,9 +53,10 @@ def left_alone(windows: Accumulation, open_ones: Sequence[Window], own: set[Wind
             gradient = parameter.grad
             copies = gradient is not None and id(parameter) in copied
             kept[id(parameter)] = parameter, gradient.clone() if copies and gradient is not None else gradient
+    back = [windows.strategy.set_aside(model) for window in open_ones for model in window.alive()]
     free = []
     if not own:
-        free = [one for model in list(windows.models.values()) for one in model.parameters()]
+        free = [one for model in list(windows.models.values()) for one in windows.strategy.holders(model)]
         free += [one for optimizer in list(windows.optimizers.values()) for one in trained_by(optimizer)]
         free = [one for one in free if id(one) not in kept]
     marks = [_mark(parameter) for parameter in free]
@@ -70,6 +71,9 @@ def left_alone(windows: Accumulation, open_ones: Sequence[Window], own: set[Wind
                 gradient = gradient + parameter.grad
             if gradient is not None or not adds:
                 parameter.grad = gradient
+        for put_back in back:
+            if put_back is not None:
+                put_back()
         for window in open_ones:
             window.note()
 

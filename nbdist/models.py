@@ -59,9 +59,11 @@ class Models:
         checks.kind(model, torch.nn.Module, "prepare_model: model", "a torch.nn.Module")
         self._named.note("models", model, self._strategy.unwrap(views.bare(model)))
         model = views.bare(model)
-        if checks.flag(device_placement, "prepare_model: device_placement", self.device_placement):
+        evaluates = checks.flag(evaluation_mode, "prepare_model: evaluation_mode")
+        placed = checks.flag(device_placement, "prepare_model: device_placement", self.device_placement)
+        if placed and (evaluates or not self._strategy.places):
             model.to(self.device)
-        if checks.flag(evaluation_mode, "prepare_model: evaluation_mode"):
+        if evaluates:
             return self._seen(model)
         with self._windows.preparing():
             wrapped = self._strategy.wrap(model, self._seen)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nbdist import self_tests
+from nbdist import self_tests, self_tests_sharded
 
 # What the self-tests were run on. With the first of each kind every test was run, with the others the self-tests alone.
 RUN_ON = {
@@ -151,13 +151,36 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
-        "_pre_forward _post_forward _check_sync_bufs_pre_fwd _check_sync_bufs_post_fwd",
+        "_check_sync_bufs_pre_fwd _check_sync_bufs_post_fwd",
         "nbdist/strategies/replica.py",
         "methods of a module other than forward go the way of DDP's forward; buffers are made equal behind it, and "
         "never in evaluation",
         "they are called as they are: gradients are averaged, buffers are not made equal; forward does it before",
         self_tests.way_of_forward,
         "tests/kernel/test_private_gone.py::test_without_the_halves_of_ddps_forward",
+    ),
+    Interface(
+        "torch",
+        "_get_fsdp_state _fsdp_param_groups _fsdp_param_group _unsharded_param _partial_reduce_output _is_hsdp "
+        "_lazy_init _pre_forward _post_forward",
+        "nbdist/strategies/sharded.py nbdist/strategies/fsdp_repair.py nbdist/strategies/replica.py nbdist/views.py",
+        "gradients of unfinished windows of a sharded module are found, set aside and dropped; its methods other than "
+        "forward gather what they compute with (and those of DDP go the way of its forward)",
+        "gradients of a window that was left stay; hybrid sharding shares them at each micro-batch; methods compute "
+        "with what the units in them gather",
+        self_tests_sharded.insides_of_sharded_modules,
+        "tests/strategies/test_fsdp.py::test_without_the_insides_of_torch_it_trains_all_the_same",
+    ),
+    Interface(
+        "torch",
+        "_training_state _state_ctx _comm_ctx _sharded_state _all_gather_result _post_reduce_event "
+        "_reshard_after_forward_event _all_reduce_state _post_forward_indices _modules_to_run_forward "
+        "_composable_state _module_state_mapping",
+        "nbdist/strategies/fsdp_repair.py nbdist/strategies/sharded.py",
+        "a sharded module whose forward or backward was interrupted trains on",
+        "it is said that the model must be made again",
+        self_tests_sharded.repairing_of_sharded_modules,
+        "tests/strategies/test_fsdp.py::test_without_repairing_it_says_so",
     ),
     Interface(
         "torch",
@@ -201,7 +224,7 @@ INTERFACES: tuple[Interface, ...] = (
     Interface(
         "torch",
         "_foreach_mul_",
-        "nbdist/strategies/base.py",
+        "nbdist/strategies/base.py nbdist/strategies/norms.py",
         "gradients are scaled in one call",
         "one call for each",
         self_tests.foreach,
@@ -297,6 +320,7 @@ INTERFACES: tuple[Interface, ...] = (
         "_dynamo _orig_mod _compiled_call_impl",
         "nbdist/shipping/exporters.py nbdist/shipping/kinds_object.py nbdist/strategies/ddp.py "
         "nbdist/strategies/replica.py nbdist/strategies/unwrapping.py nbdist/compiling.py nbdist/keeping.py "
+        "nbdist/strategies/fsdp.py nbdist/strategies/sharded.py "
         "magics/session.py",
         "a compiled module comes back as the module; what was compiled stays",
         "it is a module like any other, with one inside",
@@ -306,7 +330,7 @@ INTERFACES: tuple[Interface, ...] = (
     Interface(
         "torch",
         "_fully_shard _api _subclasses",
-        "nbdist/shipping/exporters.py",
+        "nbdist/shipping/exporters.py nbdist/strategies/fsdp_repair.py",
         "what is sharded, fake or bound to a process stays on the ranks, by the full name of its class",
         "a class that has moved is found by its public name, or named as what cannot be packed",
         self_tests.classes_that_stay,
@@ -420,6 +444,7 @@ DOCUMENTED = {
     "_oh": "IPython's outputs by number",
     "_exit_code": "IPython's variable for the end of !command",
     "_stand_in": "a name in code that nbdist writes: the frame of an exception again",
+    "_no_split_modules": "transformers' word for blocks that stay whole, looked for",
     "_original_forward": "accelerate's mark on a module, looked for",
     "_distributed": "of datasets.IterableDataset, looked for: already split by rank",
 }

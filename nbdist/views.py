@@ -107,6 +107,8 @@ def _class_of_views(cls: type, precision: Precision) -> type:
         "_nbdist_precision": precision,
         **{name: _slot(name) for name in _slots(cls)},
     }
+    if hasattr(cls, "_get_fsdp_state"):  # torch has noted it under the module itself
+        body["_get_fsdp_state"] = lambda self: self._nbdist_model._get_fsdp_state()
     if precision.mixed:
         body |= {name: _method(cls, name, function) for name, function in methods(cls).items()}
     try:
@@ -125,7 +127,11 @@ def methods(cls: type) -> dict[str, FunctionType]:
     """
     found: dict[str, FunctionType] = {}
     for base in reversed(cls.__mro__):
-        if base in torch.nn.Module.__mro__ or base is View or base.__module__.startswith(("torch.nn.", "torch.jit.")):
+        if (
+            base in torch.nn.Module.__mro__
+            or base is View
+            or base.__module__.startswith(("torch.nn.", "torch.jit.", "torch.distributed."))
+        ):
             continue
         for name, value in vars(base).items():
             if name.startswith("_") or (hasattr(torch.nn.Module, name) and name != "forward"):

@@ -135,6 +135,8 @@ class Window:
             of.unfinished()
             if of.switches:
                 self._set_sync(False)
+        elif of.defers and self.count > 1:
+            self._set_sync(True)
         self.outer = of.inside if of.inside is not self else None
         of.newest = of.inside = self
 
@@ -147,8 +149,9 @@ class Window:
             self.count, self.holds = 0, False
         else:
             self.holds = True
-            if of.switches:
-                self._set_sync(True)  # a backward outside is complete by itself
+            if of.switches:  # a backward outside is complete by itself
+                for model in self.alive():
+                    of.strategy.release(model)
 
     @property
     def parts(self) -> int:
@@ -194,6 +197,8 @@ class Window:
         self._noted.clear()
         for parameter in self.parameters():
             parameter.grad = None
+        for model in self.alive():
+            self._of.strategy.drop(model)
         if self._of.switches:
             self._set_sync(True)
         if why:

@@ -14,7 +14,7 @@ from nbdist.private import INTERFACES, Interface
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [path for room in ("nbdist", "magics", "widgets") for path in sorted((ROOT / room).rglob("*.py"))]
-LIST = {"nbdist/private.py", "nbdist/self_tests.py"}
+LIST = {"nbdist/private.py", "nbdist/self_tests.py", "nbdist/self_tests_sharded.py"}
 
 
 def is_private(name: str) -> bool:

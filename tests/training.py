@@ -27,7 +27,12 @@ def network() -> nn.Sequential:
 
 
 def flat(model: nn.Module) -> list[float]:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+    """All parameters, whole: a collective where they are spread over the ranks."""
+    return torch.cat([whole(parameter.detach()).flatten() for parameter in model.parameters()]).tolist()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Ragged:

@@ -32,15 +32,18 @@ class Strategy:
         process: the facts about this process.
 
     Class data: `name` as users write it; `needs`, modules that must be importable; `supports`, the device types it
-        runs on; `shares_gradients`, whether `set_sync` has an effect; `spreads`, whether it is made with
-    `plugin` and `parallelism`, its options of sharding and its sizes.
+        runs on; `shares_gradients`, whether `set_sync` has an effect; `defers`, whether `release` has not that of
+        `set_sync`; `spreads`, whether it is made with `plugin` and `parallelism`, its options of sharding and its
+        sizes; `places`, whether `wrap` brings a model to the device.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("torch",)
     supports: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda", "mps"})
     shares_gradients: ClassVar[bool] = False
+    defers: ClassVar[bool] = False
     spreads: ClassVar[bool] = False
+    places: ClassVar[bool] = False
     mesh: DeviceMesh | None = None  # the ranks' grid, where it has one
     reason = ""  # why this strategy was chosen
     parallelism: Any = None  # the ParallelismConfig, of a strategy that takes one
@@ -118,6 +121,23 @@ class Strategy:
 
     def set_sync(self, model: torch.nn.Module, sync: bool) -> None:
         """Whether the next forward and backward of this wrapped model share gradients with the other ranks."""
+
+    def release(self, model: torch.nn.Module) -> None:
+        """A micro-batch in the middle of a window is over: what this wrapped model does next shares gradients, unless
+        `set_sync` says otherwise before.
+        """
+        self.set_sync(model, True)
+
+    def holders(self, model: torch.nn.Module) -> Iterable[torch.Tensor]:
+        """The tensors whose `.grad` a backward of this wrapped model may write to."""
+        return model.parameters()
+
+    def drop(self, model: torch.nn.Module) -> None:
+        """Forget what an unfinished window of this wrapped model has gathered beside its `holders`."""
+
+    def set_aside(self, model: torch.nn.Module) -> Callable[[], None] | None:
+        """The same, to be put back by what is returned; None: there is nothing."""
+        return None
 
     def keep_local(self, model: torch.nn.Module, local: bool) -> None:
         """From now on no step of this wrapped model shares gradients, whatever `set_sync` says; or again as before.

@@ -15,7 +15,9 @@ from nbdist.registry import UnknownName
 from tests import training
 from tests.ranks import run_ranks
 
-WHERE = pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("ddp", 1), ("ddp", 2)])
+WHERE = pytest.mark.parametrize(
+    ("name", "ranks"), [("single", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4)]
+)
 
 
 class _Narrow(nn.Module):
@@ -39,8 +41,7 @@ def _steps(rank: int, ranks: int, name: str) -> dict[str, Any]:
     strategy.rebind(optimizer)
     found: dict[str, Any] = {"own object": strategy.unwrap(model) is module, "bare": strategy.unwrap(module) is module}
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    part = rows[:2] if rank == 0 else rows[2:]  # 2 and 3 rows on two ranks
-    part = rows if ranks == 1 else part
+    part = {1: [rows], 2: [rows[:2], rows[2:]], 4: [rows[:1], rows[1:2], rows[2:3], rows[3:]]}[ranks][rank]
 
     def backward(factor: float) -> None:
         loss = model(part).pow(2).mean()
@@ -58,7 +59,7 @@ def _steps(rank: int, ranks: int, name: str) -> dict[str, Any]:
         strategy.set_sync(model, sync)
         backward(factor / 2)
     strategy.scale_gradients(model.parameters(), 3.0)
-    found["window"] = [value for one in module.parameters() for value in one.grad.flatten().tolist()]
+    found["window"] = [value for one in module.parameters() for value in training.whole(one.grad).flatten().tolist()]
 
     optimizer.zero_grad()
     narrow = _Narrow()
@@ -66,7 +67,7 @@ def _steps(rank: int, ranks: int, name: str) -> dict[str, Any]:
     loss = seen.loss(part)  # a method other than forward, in bfloat16
     found["precision"] = (str(loss.dtype), strategy.unwrap(seen) is narrow or views.bare(seen) is narrow, seen.size)
     strategy.backward(loss.float(), torch.tensor(factor))
-    found["method"] = narrow.linear.weight.grad.flatten().tolist()
+    found["method"] = training.whole(narrow.linear.weight.grad).flatten().tolist()
 
     strategy.after_interrupt()
     optimizer.zero_grad()
