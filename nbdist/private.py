@@ -175,7 +175,7 @@ INTERFACES: tuple[Interface, ...] = (
         "torch",
         "_training_state _state_ctx _comm_ctx _sharded_state _all_gather_result _post_reduce_event "
         "_reshard_after_forward_event _all_reduce_state _post_forward_indices _modules_to_run_forward "
-        "_composable_state _module_state_mapping",
+        "_composable_state _module_state_mapping _fsdp_state",
         "nbdist/strategies/fsdp_repair.py nbdist/strategies/sharded.py",
         "a sharded module whose forward or backward was interrupted trains on",
         "it is said that the model must be made again",

@@ -16,7 +16,7 @@ from tests import training
 from tests.ranks import run_ranks
 
 WHERE = pytest.mark.parametrize(
-    ("name", "ranks"), [("single", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4)]
+    ("name", "ranks"), [("single", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4), ("hybrid", 4)]
 )
 
 
