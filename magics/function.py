@@ -19,6 +19,7 @@ from nbdist.magics.errors import print_without_our_frames
 from nbdist.magics.output import NotebookScreen
 from nbdist.magics.rank import CellRunner
 from nbdist.shipping.wire import RESULT
+from nbdist.worker.calls import call
 from nbdist.worker.output import Output
 
 _OURS = os.path.dirname(os.path.abspath(launch.__file__)).removesuffix("launchers")
@@ -92,9 +93,8 @@ class FunctionRunner(CellRunner):
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
         for file, source in cell["sources"].items():
             linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-        function, args, kwargs = extra
         try:
-            return function(*args, **kwargs)
+            return call(extra)
         finally:
             self.shell.events.trigger("post_execute")  # matplotlib's inline backend shows its figures here
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbdist import state
 from nbdist.shipping.wire import RESULT
 from nbdist.worker.output import Output
+
+
+def call(extra: Any) -> Any:
+    """The function's value. Its ranks end behind it, so what it has left going on (a checkpoint that is written) is a
+    part of it: what that prints is shown, and Stop ends it.
+    """
+    function, args, kwargs = extra
+    value = function(*args, **kwargs)
+    for one in list(state.unfinished):
+        one.finish()
+    return value
 
 
 class CallRunner:
@@ -18,8 +30,7 @@ class CallRunner:
         self._namespace.pop(RESULT, None)
 
     def run(self, cell: dict[str, Any], extra: Any) -> Any:
-        function, args, kwargs = extra
-        return function(*args, **kwargs)
+        return call(extra)
 
     def settings(self) -> dict[str, Any]:
         return {}

@@ -46,14 +46,14 @@ def test_cells_end_stop_and_so_do_ranks(tmp_path: Path) -> None:
         )
         nb.ok("%distributed stop")
         assert manifest.is_checkpoint(tmp_path / "second")
-        nb.ok(
+        launched = nb.ok(
             "def train():\n    namespace = {}\n"
             f"    exec({BEGIN.partition(chr(10))[2]!r}, namespace)\n"
             "    namespace['threading'].Timer(0.5, namespace['go'].set).start()\n"
             "    namespace['accelerator'].save_state('third', async_save=True)\n"
             "import nbdist\nnbdist.launch(train, ranks=2)"
         )
-        assert manifest.is_checkpoint(tmp_path / "third")
+        assert manifest.is_checkpoint(tmp_path / "third") and SAVED.search(launched.stdout), launched.text
 
         # Killed in the middle: the one before stays, and the next save finds nothing in its way.
         nb.ok(BEGIN)
