@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from nbdist import context
 from nbdist.parallelism import ParallelismConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from nbdist.processes import AcceleratorState
 
 
@@ -63,6 +68,33 @@ class Grid:
             RuntimeError: there are no sizes.
         """
         return self._index("", "pipeline_parallel_rank")
+
+    @contextmanager
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> Iterator[None]:
+        """In this block, around forward and backward of a step, `buffers` are this rank's part of their sequences, and
+        attention goes over the parts of all. Without `cp_size` above 1 nothing changes.
+
+        Args:
+            buffers: what has a sequence, whole: inputs, labels, position embeddings. Changed in place.
+            buffer_seq_dims: the dimension of each that is the sequence's; its length is a multiple of 2 * cp_size.
+            no_restore_buffers: those of them that need not be whole again behind the block.
+
+        Raises:
+            ValueError: these do not go together.
+        """
+        config = self.state.parallelism_config
+        if config is None or not config.cp_enabled:
+            yield
+            return
+        given = context.checked(buffers, buffer_seq_dims, no_restore_buffers, config.sizes["cp"])
+        way = getattr(config.cp_handler, "cp_comm_strategy", None) or "allgather"
+        with context.sharing(config.mesh(self.state._process)["cp"], way, *given):
+            yield
 
     def _index(self, dimension: str, asked: str) -> int:
         config = self.state.parallelism_config

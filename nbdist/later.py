@@ -18,7 +18,7 @@ _LATER = {
     "load_state_dict LoggerType MegatronLMPlugin MLflowTracker register_tracker_class "
     "retie_parameters set_module_tensor_to_device set_numa_affinity SwanLabTracker TensorBoardTracker TERecipeKwargs "
     "TrackioTracker WandBTracker write_basic_config",
-    "Accelerator": "fp8_backend get_tracker init_trackers log log_with maybe_context_parallel trackers",
+    "Accelerator": "fp8_backend get_tracker init_trackers log log_with trackers",
 }
 
 _GRADIENTS = (

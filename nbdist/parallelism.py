@@ -27,9 +27,16 @@ _WAYS = ("allgather", "alltoall")
 
 @dataclasses.dataclass
 class TorchTensorParallelConfig:
-    """Options of tensor parallelism. `enable_async_tp` has no effect: torch.compile decides that by itself."""
+    """Options of tensor parallelism.
+
+    `enable_async_tp` has no effect: torch.compile decides that by itself. `plan`: how layers are split, a dict from the
+    names of modules, or patterns of them with `*`, to styles of torch.distributed.tensor.parallel ("colwise",
+    "rowwise", `SequenceParallel()` ...). Default: the plan that the model brings, its attribute `tp_plan` or
+    `_tp_plan`.
+    """
 
     enable_async_tp: bool = False
+    plan: Any = None
 
     def __post_init__(self) -> None:
         checks.fields(self)

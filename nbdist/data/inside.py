@@ -120,7 +120,7 @@ class Inside:
         return (
             f"this loader's samples are split {ways} ways already, of which a rank has part {part}; and here "
             f"{options.together} ranks together take part {options.rank} of {options.ranks} of a batch (tensor or "
-            "context parallel). Prepare it unsplit; or split it by accelerator.data_parallel_rank"
+            f"context parallel). Prepare it unsplit; or split it by accelerator.process_index // {options.together}"
         )
 
     def copied(self, original: DataLoader) -> Inside:

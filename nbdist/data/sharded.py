@@ -10,7 +10,6 @@ Iterating such a stream is a collective: all ranks start and leave it alike.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -138,15 +137,14 @@ def _filled(steps: Iterator[Step], cursor: Cursor, start: int, options: Options)
 
 def _see_one(batch: Any, together: int) -> None:
     """On all ranks: have those that take the same part of a batch the same?"""
-    mine = b"" if batch is _NONE else hashlib.blake2b(parcel.pack(batch).numpy().tobytes(), digest_size=16).digest()
-    told = messages.exchange(mine)
+    told = messages.exchange(b"" if batch is _NONE else parcel.digest(batch))
     for first in range(0, len(told), together):
         group = told[first : first + together]
         if len(set(group)) > 1:
             raise messages.DistributedOperationException(
                 f"ranks {first} to {first + together - 1} take one batch together (tensor or context parallel), and "
-                "their datasets, which are split already, give them different batches. Split the dataset by "
-                "accelerator.data_parallel_rank"
+                "their datasets, which are split already, give them different batches. Split it by "
+                f"accelerator.process_index // {together}"
             )
 
 

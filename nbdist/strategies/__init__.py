@@ -4,7 +4,7 @@ point.
 
 from __future__ import annotations
 
-from nbdist import rng
+from nbdist import context, rng
 from nbdist.parallelism import ParallelismConfig
 from nbdist.plugins import FullyShardedDataParallelPlugin
 from nbdist.registry import STRATEGY_GROUP, Registry
@@ -56,6 +56,8 @@ def make(choice: Choice, process: Process, **options: object) -> Strategy:
         options |= {"plugin": choice.plugin, "parallelism": choice.parallelism}
     strategy: Strategy = kind(process, **options)
     obstacle = strategy.obstacle()
+    if obstacle is None and choice.parallelism is not None:
+        obstacle = context.obstacle(process, choice.parallelism.sizes["cp"])
     if obstacle is not None:
         raise RuntimeError(f"the strategy {choice.name!r} cannot run here: {obstacle}")
     strategy.reason = choice.reason

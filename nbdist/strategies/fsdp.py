@@ -24,7 +24,8 @@ from nbdist import alone, reach, views
 from nbdist.parallelism import ParallelismConfig
 from nbdist.plugins import FullyShardedDataParallelPlugin
 from nbdist.state import DistributedType, Process
-from nbdist.strategies import fsdp_repair, likeness, norms, rebinding, sharded, units, ways
+from nbdist.strategies import alike, fsdp_repair, likeness, norms, plans, rebinding, sharded, units, ways
+from nbdist.strategies import tensor as tensor_parallel
 from nbdist.strategies.base import Strategy, Through, as_it_is
 from nbdist.strategies.watch import doubt
 
@@ -123,8 +124,15 @@ class FSDP(Strategy):
         plugin = self._plugin
         chosen = units.choose(model, plugin)
         told = str(chosen)
+        layers = self.mesh["tp"] if self.mesh is not None and self.copies > 1 else None
+        plan = getattr(self.parallelism.tp_handler, "plan", None)
+        if layers is not None:
+            plans.read(model, plan, layers.size())  # before anything is changed
         before = rebinding.snapshot(model)
         self._make_equal(model)
+        if layers is not None:
+            tensor_parallel.apply(model, layers, plan)
+            chosen = units.choose(model, plugin)  # among parameters as they are now
         options: dict[str, Any] = {"mesh": self._shards, **self._policies()}
         if chosen.ignored:
             options["ignored_params"] = chosen.ignored
@@ -181,6 +189,8 @@ class FSDP(Strategy):
             if known.wanted is not known.applied:
                 known.apply()
         super().backward(loss, seed, **options)
+        if alike.doubtful:
+            alike.look()
 
     def shares(self, loss: torch.Tensor) -> bool:
         held = [one for known in sharded.records() if known.wanted for one in known.holders()]

@@ -33,7 +33,7 @@ def joint(gradients: list[torch.Tensor], norm_type: float = 2.0, error_if_nonfin
             if any(one.is_partial() for one in gradient.placements):
                 gradient = gradient.full_tensor()
             else:
-                dims = tuple(at for at, one in enumerate(gradient.placements) if one.is_shard())
+                dims = tuple(at for at, one in enumerate(gradient.placements) if not one.is_replicate())
                 key = (gradient.device_mesh, dims) if dims else None
         spread.setdefault(key, []).append(local(gradient))
     totals = []
