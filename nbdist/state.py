@@ -111,6 +111,8 @@ step_boundary = StepBoundary()
 # every rank of the group when any rank was interrupted: what they rebuild must be rebuilt on all.
 # Held weakly, so that a dropped model does not stay: keep the callable itself alive (a bound method dies at once).
 interrupt_hooks: WeakSet[Callable[[], None]] = WeakSet()
+# Called when a cell is over, however it ended, before what it made is looked at; held weakly too.
+cell_hooks: WeakSet[Callable[[], None]] = WeakSet()
 
 
 # What goes on behind user code and is better finished before this process ends: each has `finish(limit)`, which waits,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from nbdist.state import interrupt_hooks
+from nbdist.state import cell_hooks, interrupt_hooks
 from nbdist.strategies import sharded
 
 # Where each is kept, by the class whose __init__ names it.
@@ -31,6 +31,13 @@ _HELD = ("_all_gather_result", "_post_reduce_event", "_reshard_after_forward_eve
 def be_ready() -> None:
     """From now on sharded modules are repaired after an interrupt."""
     interrupt_hooks.add(repair_all)
+    cell_hooks.add(let_go)
+
+
+def let_go() -> None:
+    """What a forward has gathered and no backward has let go: who looks at a model sees its shards."""
+    for unit in everywhere():
+        unit.reshard()
 
 
 def repair_all() -> None:

@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nbdist import state, system
@@ -37,7 +38,7 @@ from nbdist.worker.postmortem import Postmortem
 from nbdist.worker.resync import resync
 from nbdist.worker.where import where
 
-GUESTS = ("nbdist.worker.guests.torch_ddp",)
+GUESTS = ("nbdist.worker.guests.torch_ddp", "nbdist.worker.guests.torch_fsdp")
 
 
 def main(index: int, specs: list[dict[str, Any]]) -> None:
@@ -232,11 +233,15 @@ class Rank:
     def repair(self) -> None:
         """Wrappers that were left in the middle of something are put right, before anything else looks at them."""
         self.repaired = True
-        for hook in list(state.interrupt_hooks):
+        self.call(state.interrupt_hooks, "after the interrupt: ")
+
+    def call(self, hooks: Iterable[Callable[[], None]], when: str = "") -> None:
+        """Call each of these; one that fails is told."""
+        for hook in list(hooks):
             try:
                 hook()
             except Exception as error:
-                print(f"nbdist: after the interrupt: {type(error).__name__}: {error}", file=sys.stderr)
+                print(f"nbdist: {when}{type(error).__name__}: {error}", file=sys.stderr)
 
     def _heal(self, message: Message) -> None:
         error, how = None, None

@@ -123,6 +123,7 @@ def _run(
         rank.postmortem.keep(error)
         if not rank.agreed:
             rank.repair()
+    rank.call(state.cell_hooks)
     rank.black_box.end(cell["cell"])
     try:
         return value, raised, told
