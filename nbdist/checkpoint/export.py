@@ -105,7 +105,8 @@ def get_state_dict(model: torch.nn.Module, plain: bool = True, all_ranks: bool =
     given = exported(model, plain)
     keeps = all_ranks or state.current().rank == 0
     if not given.sharded:
-        values = {name: tensor.cpu() if keeps else tensor for name, tensor in given.tensors.items()}
+        tensors = given.tensors.items()
+        values = {name: tensor.detach().to("cpu", copy=True) if keeps else tensor for name, tensor in tensors}
         return _assembled(given, values)
     _agree_on("get_state_dict", given)
     gathered: dict[str, torch.Tensor] = {}
@@ -206,6 +207,10 @@ class _Writing:
                 step(*values)
             except Exception as error:
                 self.error = error
+                try:
+                    self.leave(error)  # now: when the others hear of it, nothing is left of it
+                except OSError as named:  # the same, with the folder's name
+                    self.error = named
 
     def open(self) -> None:
         self._folder = weights.Folder(self.path, self._plan)
@@ -230,13 +235,16 @@ class _Writing:
         weights.note_other(self._folder.commit(), self.path, self._plan.kind)
 
     def leave(self, error: BaseException | None) -> None:
-        """Close what is open; what was not committed is gone. Raises the error, with the folder's name."""
-        if self._file is not None:
-            self._file.close()
-        if self._folder is not None:
-            self._folder.__exit__(type(error) if error else None, error, None)
-        if error is not None:
-            raise error
+        """Close what is open; what was not committed is gone.
+
+        Raises:
+            OSError: the error, if it is one, with the folder's name.
+        """
+        file, folder, self._file, self._folder = self._file, self._folder, None, None
+        if file is not None:
+            file.close()
+        if folder is not None:
+            folder.__exit__(type(error) if error else None, error, None)
 
 
 def _written_together(writing: _Writing | None, plan: weights.Plan, given: Exported, path: str) -> None:
@@ -271,7 +279,7 @@ def _written_together(writing: _Writing | None, plan: weights.Plan, given: Expor
         error = interrupted
     if writing is not None:
         writing.leave(error)
-    elif error is not None:
+    if error is not None:
         raise error
 
 

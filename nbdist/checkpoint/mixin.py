@@ -145,15 +145,14 @@ class Checkpoints:
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True, *, all_ranks: bool = False) -> dict[str, Any]:
         """A model's whole state, under the model's own names.
 
-        Where the model is sharded, all ranks call it: tensors are gathered one by one, and the main process gets all of
-        them on the CPU, the others an empty dict. Where each rank has the whole model each gets the model's very
-        tensors, as from `model.state_dict()`; the main process has them on the CPU: clone what training must not
-        change.
+        The main process gets a copy on the CPU, which training does not change. Where the model is sharded, all ranks
+        call it: tensors are gathered one by one, and the other ranks get an empty dict. Where each rank has the whole
+        model, the others get the model's very tensors, as from `model.state_dict()`.
 
         Args:
             model: what `prepare` returned, or a model as it is.
             unwrap: False: names have the parts that a torch.compile of yours has put into them.
-            all_ranks: every rank gets all of it on the CPU.
+            all_ranks: every rank gets such a copy.
         """
         checks.kind(model, torch.nn.Module, "get_state_dict: model", "a torch.nn.Module")
         unwrap = checks.flag(unwrap, "get_state_dict: unwrap", True)

@@ -40,7 +40,7 @@ class Words(nn.Module):
         self.register_buffer("row", torch.arange(10.0).reshape(2, 5)[0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embedding(x))
+        return self.head(self.inner(self.embedding(x).bfloat16()).to(self.head.weight.dtype))
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
@@ -119,6 +119,11 @@ def test_what_is_odd_in_a_model(tmp_path: Path) -> None:
     prepared = accelerator.prepare(model)
     state = accelerator.get_state_dict(prepared)
     assert list(state) == list(model.state_dict()) and equal(state, dict(model.state_dict()))
+    assert state["head.weight"] is state["embedding.weight"] is not model.head.weight
+    with torch.no_grad():
+        model.inner.bias += 1
+    assert not equal(state, dict(model.state_dict())), "what is given is of its moment"
+    state = accelerator.get_state_dict(prepared)
     accelerator.save_model(prepared, tmp_path)
     found = read(tmp_path)
     assert equal(found, {name: one for name, one in state.items() if name != "embedding.weight"})
@@ -348,6 +353,35 @@ def test_what_is_sharded_is_gathered_by_one_and_what_fails_fails_on_all(tmp_path
     assert "save_model to /proc/weights failed on rank 0: FileNotFoundError" in second["errors"][0]
     assert "File too large" in first["errors"][1] and "failed on rank 0: OSError" in second["errors"][1]
     assert first["errors"][2] == second["errors"][2] and "1XB" in first["errors"][2]
+
+
+def _strategies(rank: int, ranks: int, folder: str) -> dict[str, bool]:
+    found = {}
+    for strategy in ("ddp", "fsdp"):
+        place = Path(folder, strategy)
+        torch.manual_seed(0)
+        model, accelerator = Words(5), Accelerator(cpu=True, strategy=strategy, mixed_precision="bf16")
+        expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        prepared, optimizer = accelerator.prepare(
+            torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters(), lr=0.1)
+        )
+        accelerator.save_model(prepared, place)
+        accelerator.save_state(place / "state", async_save=True)
+        accelerator.backward(prepared(torch.arange(5)).mean())
+        optimizer.step()
+        accelerator.load_state(place / "state")
+        state = accelerator.get_state_dict(prepared, all_ranks=True)
+        accelerator.wait_for_everyone()
+        found[f"{strategy} loaded"] = equal(state, expected)
+        del expected["embedding.weight"]
+        found[f"{strategy} saved"] = equal(read(place), expected)
+    return found
+
+
+@pytest.mark.ranks
+def test_each_strategy_writes_the_same(tmp_path: Path) -> None:
+    for found in run_ranks(_strategies, 2, str(tmp_path), limit=100):
+        assert len(found) == 4 and all(found.values()), found
 
 
 def _whole(rank: int, ranks: int, folder: str) -> tuple[bool, bool]:
