@@ -66,6 +66,14 @@ def test_any_split_over_four_ranks(cases: list[dict[str, Any]]) -> None:
     check(cases, run_ranks(training.prepared_on_rank, 4, cases))
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize(("strategy", "ranks"), [("fsdp", 2), ("hybrid", 4)])
+@settings(max_examples=1, **EXAMPLES)
+@given(cases=st.lists(CASES, min_size=10, max_size=12))
+def test_shards_train_as_one_process_does(strategy: str, ranks: int, cases: list[dict[str, Any]]) -> None:
+    check(cases, run_ranks(training.prepared_on_rank, ranks, cases, strategy))
+
+
 @pytest.mark.parametrize("sampler", ["shuffled", "weighted", "own"])
 def test_the_order_is_the_same_over_one_rank_and_two(sampler: str) -> None:
     case = {

@@ -1,5 +1,5 @@
-"""Modules that `fully_shard` has sharded in a rank, whoever called it: repaired after an interrupt, and in shards when a
-cell is over.
+"""Modules that `fully_shard` has sharded in a rank, whoever called it: put right after an interrupt, and in shards
+when a cell is over.
 """
 
 from __future__ import annotations
