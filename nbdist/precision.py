@@ -47,6 +47,11 @@ class Precision:
     def mixed(self) -> bool:
         return self.kind is not PrecisionType.NO
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in, where autocast has a choice."""
+        return _DTYPES.get(self.kind, torch.float32)
+
     def autocast(self) -> torch.autocast:
         """A new context in which operations run in this precision."""
         return torch.autocast(self.device_type, _DTYPES[self.kind], self.enabled, self.cache_enabled)
