@@ -133,6 +133,7 @@ class Accelerator(Models, Step, Checkpoints, Helpers):
         # One process: there is nothing that these could change.
         options = arguments.given(handlers.get(DistributedDataParallelKwargs)) if choice.name == "ddp" else {}
         self._strategy = strategies.make(choice, self._process, **options)
+        self._strategy.precision = self._precision
         spread = self._strategy.distributed_type, choice.plugin, choice.parallelism, self._strategy.mesh
         self.state.spread(*spread)
         self._live = Live([None])  # running iterators of prepared loaders, the newest last

@@ -115,6 +115,15 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
+        "_reset_parameters _init_weights",
+        "nbdist/strategies/meta.py",
+        "values of a model on the meta device: torch's attention calls reset_parameters so, transformers' models init_weights",
+        "what has reset_parameters alone is given values; the rest is an error that names it",
+        self_tests.other_resets,
+        "",
+    ),
+    Interface(
+        "torch",
         "_rebuild_buckets _check_reducer_finalized",
         "nbdist/strategies/ddp.py",
         "DDP's reducer is armed at each backward: several backward calls after one forward are averaged",

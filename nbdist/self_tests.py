@@ -89,6 +89,16 @@ def hooks_of_a_parameter() -> None:
     assert len(called) == 1
 
 
+def other_resets() -> None:
+    import torch
+
+    one = torch.nn.MultiheadAttention(2, 1)
+    with torch.no_grad():
+        one.in_proj_weight.fill_(9)
+    one._reset_parameters()
+    assert not (one.in_proj_weight == 9).any()
+
+
 def run_of_the_engine() -> None:
     import torch
 

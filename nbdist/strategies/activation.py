@@ -8,7 +8,7 @@ keys, hooks and isinstance stay, nothing is written into the module or the user'
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,18 +22,22 @@ from nbdist import state
 _OF = "_nbdist_checkpointed"  # on such a class: (the user's class, whether inputs are kept on the CPU)
 
 
-def apply(modules: Iterable[tuple[str, nn.Module]], offload: bool = False) -> list[str]:
+def apply(modules: Mapping[str, nn.Module], offload: bool = False) -> list[str]:
     """From now on these modules compute their inside again in backward. Before they are sharded.
 
     Args:
-        modules: with their names, none inside of another.
+        modules: by name. One that is inside of another is left to that.
         offload: what goes into them waits for backward in CPU memory.
 
     Returns:
         The names of those that do.
     """
     done, left = [], []
-    for name, module in modules:
+    if not modules:
+        state.note_once("activation_checkpointing has no effect: the model has no blocks of its own that are units")
+    for name, module in modules.items():
+        if any(name.startswith(f"{other}.") for other in modules):
+            continue
         cls = type(module)
         if _OF in vars(cls):
             done.append(name)
@@ -56,6 +60,7 @@ def apply(modules: Iterable[tuple[str, nn.Module]], offload: bool = False) -> li
 
 
 def _class_for(cls: type, offload: bool) -> type:
+    known: Any
     for known in type.__subclasses__(cls):  # which holds them weakly
         if vars(known).get(_OF) == (cls, offload):
             return known

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from nbdist import engine
+from nbdist.precision import Precision
 from nbdist.state import DistributedType, Process
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Strategy:
     places: ClassVar[bool] = False
     mesh: DeviceMesh | None = None  # the ranks' grid, where it has one
     reason = ""  # why this strategy was chosen
+    precision: Precision | None = None  # in what an Accelerator's models compute
     parallelism: Any = None  # the ParallelismConfig, of a strategy that takes one
 
     def __init__(self, process: Process) -> None:

@@ -9,14 +9,14 @@ serve the shards (strategies/rebinding.py); methods other than forward (strategi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,20 @@ from nbdist import alone, reach, views
 from nbdist.parallelism import ParallelismConfig
 from nbdist.plugins import FullyShardedDataParallelPlugin
 from nbdist.state import DistributedType, Process
-from nbdist.strategies import alike, fsdp_repair, likeness, norms, plans, rebinding, sharded, units, ways
+from nbdist.strategies import (
+    activation,
+    alike,
+    fsdp_repair,
+    likeness,
+    meta,
+    norms,
+    plans,
+    policies,
+    rebinding,
+    sharded,
+    units,
+    ways,
+)
 from nbdist.strategies import tensor as tensor_parallel
 from nbdist.strategies.base import Strategy, Through, as_it_is
 from nbdist.strategies.watch import doubt
@@ -128,12 +141,17 @@ class FSDP(Strategy):
         plan = getattr(self.parallelism.tp_handler, "plan", None)
         if layers is not None:
             plans.read(model, plan, layers.size())  # before anything is changed
-        before = rebinding.snapshot(model)
-        self._make_equal(model)
+        before = rebinding.snapshot(model, self._shards.shape[-1])
+        init = getattr(plugin, "param_init_fn", None)
+        missing = meta.look(model, init, alike=layers is not None)
+        had = {} if missing is None else {**before, **dict(model.named_buffers(remove_duplicate=False))}
+        self._make_equal(model, missing or ())
         if layers is not None:
             tensor_parallel.apply(model, layers, plan)
             chosen = units.choose(model, plugin)  # among parameters as they are now
-        options: dict[str, Any] = {"mesh": self._shards, **self._policies()}
+        if getattr(plugin, "activation_checkpointing", False):
+            activation.apply(chosen.modules, bool(plugin.activation_checkpointing_offload))
+        options: dict[str, Any] = {"mesh": self._shards}
         if chosen.ignored:
             options["ignored_params"] = chosen.ignored
         reshard = getattr(plugin, "reshard_after_forward", None)
@@ -143,11 +161,15 @@ class FSDP(Strategy):
                 if one not in chosen.ignored and not one.is_contiguous():
                     one.data = one.data.contiguous()  # torch shards no others
         for module in chosen.modules.values():
-            fully_shard(module, reshard_after_forward=reshard, **options)
+            fully_shard(module, reshard_after_forward=reshard, **options, **self._policies(module))
         for module in chosen.roots.values():
             if not isinstance(module, FSDPModule):
                 # Needed again at once when backward begins, so torch keeps it unless it is told not to.
-                fully_shard(module, reshard_after_forward=None if reshard is True else reshard, **options)
+                after = None if reshard is True else reshard
+                fully_shard(module, reshard_after_forward=after, **options, **self._policies(module, called=True))
+        if missing is not None:
+            meta.fill(model, missing, had, self._home, init)
+            had.clear()
         for tensor in (*model.parameters(), *model.buffers()):  # what no unit has
             if tensor.device != self.process.device and not isinstance(tensor, DTensor) and not tensor.is_meta:
                 tensor.data = tensor.data.to(self.process.device)
@@ -159,21 +181,27 @@ class FSDP(Strategy):
         """The model is sharded, by us or by the user."""
         sharded.keep(model, sharded.Sharded(model, self._shards, chosen)).look_after(stays)
 
-    def _policies(self) -> dict[str, Any]:
-        return {}
+    def _policies(self, module: nn.Module, called: bool = False) -> dict[str, Any]:
+        return policies.policies(module, self._plugin, self.precision, self.process.device, called)
+
+    @property
+    def _home(self) -> torch.device:
+        """Where shards are between the passes."""
+        offloads = isinstance(getattr(self._plugin, "cpu_offload", None), CPUOffloadPolicy)
+        return torch.device("cpu") if offloads else self.process.device
 
     def _prefetch(self, modules: list[Any]) -> None:
         if getattr(self._plugin, "forward_prefetch", None):
             for one, following in pairwise(modules):
                 one.set_modules_to_forward_prefetch([following])
 
-    def _make_equal(self, model: nn.Module) -> None:
-        """Rank 0's parameters and buffers on every rank."""
+    def _make_equal(self, model: nn.Module, missing: Container[str]) -> None:
+        """Rank 0's parameters and buffers on every rank, but for those that some rank does not have."""
         if self.process.world_size == 1:
             return
         device = self.process.device
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_meta:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in missing:
                 continue
             there = tensor.detach().to(device).contiguous()
             dist.broadcast(there, src=0)
@@ -248,6 +276,9 @@ class FSDP(Strategy):
 
     def gradient_norm(self, parameters: Iterable[torch.Tensor] | torch.Tensor, norm_type: float = 2.0) -> torch.Tensor:
         return norms.joint(norms.gradients_of(parameters), norm_type)
+
+    def expect(self, optimizer: torch.optim.Optimizer) -> None:
+        rebinding.expect(optimizer)
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         rebinding.rebind(optimizer)

@@ -37,15 +37,17 @@ class Missing:
         return name in self.sources
 
 
-def look(model: nn.Module, init: Init | None = None) -> Missing | None:
+def look(model: nn.Module, init: Init | None = None, alike: bool = False) -> Missing | None:
     """What is on the meta device on any rank; None: nothing. Before anything is sharded; a collective.
 
     Args:
         model: the user's own.
         init: gives a module's own tensors their values; the plugin's param_init_fn.
+        alike: each tensor is to be on the meta device on all ranks or on none.
 
     Raises:
-        ValueError: a tensor that nobody has, and of which nothing can make one; on all ranks, naming all of them.
+        ValueError: a tensor that nobody has, and of which nothing can make one; on all ranks, naming all of them. Or
+            one that some have, and are to be alike.
     """
     mine = [name for name, tensor in _tensors(model) if tensor.is_meta]
     everyone = [mine] if messages.ranks() == 1 else messages.agree("prepare", mine)
@@ -55,6 +57,12 @@ def look(model: nn.Module, init: Init | None = None) -> Missing | None:
     if not sources:
         return None
     nobody = [name for name, source in sources.items() if source is None]
+    if alike and len(nobody) < len(sources):
+        name = next(name for name, source in sources.items() if source is not None)
+        raise ValueError(
+            f"{name} of {type(model).__name__} is on the meta device on some ranks, and rank {sources[name]} has it, "
+            "which tensor parallel cannot take apart: make the model alike on all ranks"
+        )
     if init is None and not hasattr(model, _WHOLE):
         hopeless = [name for name in nobody if not any(map(_reset, _owners(model, name)))]
         if hopeless:
@@ -105,6 +113,12 @@ def _owners(model: nn.Module, name: str) -> Iterator[nn.Module]:
 
 def _reset(module: nn.Module) -> Callable[[], Any] | None:
     return next((found for name in _RESETS if callable(found := getattr(module, name, None))), None)
+
+
+def _call_reset(module: nn.Module) -> None:
+    reset = _reset(module)
+    if reset is not None:
+        reset()
 
 
 def _unset(model: nn.Module, names: list[str]) -> ValueError:
@@ -178,15 +192,17 @@ def _send(now: Any, had: torch.Tensor | None, source: int, here: bool, device: t
 def _initialise(model: nn.Module, names: list[str], init: Init | None) -> None:
     before = rng_state = torch.get_rng_state()
     if messages.ranks() > 1:
-        rng_state = torch.frombuffer(bytearray(messages.agree("prepare", before.numpy().tobytes())[0]), dtype=torch.uint8)
+        rng_state = torch.frombuffer(
+            bytearray(messages.agree("prepare", before.numpy().tobytes())[0]), dtype=torch.uint8
+        )
     torch.set_rng_state(rng_state)
     wanted, done = set(names), set[int]()
     try:
         for name, module in list(_in_order(model)):
             if init is not None:
                 _run(name, module, init, wanted, done)
-            elif (reset := _reset(module)) is not None:
-                _run(name, module, lambda _, reset=reset: reset(), wanted, done, deep=True)
+            elif _reset(module) is not None:
+                _run(name, module, _call_reset, wanted, done, deep=True)
         whole = getattr(model, _WHOLE, None)
         if init is None and callable(whole):
             done.clear()
@@ -232,9 +248,7 @@ class _Call(nn.Module):
         return {name: there[name] for name in self._names}
 
 
-def _run(
-    prefix: str, module: nn.Module, function: Init, wanted: set[str], done: set[int], deep: bool = False
-) -> None:
+def _run(prefix: str, module: nn.Module, function: Init, wanted: set[str], done: set[int], deep: bool = False) -> None:
     """Let a function give a module's tensors values, while they are whole; this rank keeps its part of them. What two
     modules share is the first one's: the other's draws random numbers all the same, as its constructor does.
     """
@@ -245,7 +259,7 @@ def _run(
     whole: dict[str, torch.Tensor] = {}
     for name, one in inside.items():
         if "." in name:  # made before: what is around it may use it
-            whole[name] = (one.full_tensor() if carrying.is_spread(one) else one).detach().cpu().clone()  # type: ignore[operator]
+            whole[name] = (one.full_tensor() if carrying.is_spread(one) else one).detach().cpu().clone()
         else:
             whole[name] = _blank(one.shape, one.dtype, "cpu")
     found = torch.func.functional_call(

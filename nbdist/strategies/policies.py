@@ -75,4 +75,3 @@ def _offload(plugin: Any, device: torch.device) -> OffloadPolicy:
         state.note_once("cpu_offload has no effect: the device is the CPU, where the shards are already")
         return OffloadPolicy()
     return given
-

@@ -99,7 +99,7 @@ def _law(rank: int, ranks: int) -> dict[str, Any]:
     meshes = [None, init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("a", "b"))]
     found: dict[str, Any] = {}
     for at, (name, make) in enumerate(OPTIMIZERS.items()):
-        for before in (0, 2):
+        for before in (0, 2) if at % 4 == 0 else (2,):  # what has state has had none
             tied = at % 2 == 1
             whole, sharded = _network(tied), _network(tied)
             right, optimizer = make(_grouped(whole)), make(_grouped(sharded))
