@@ -117,7 +117,8 @@ INTERFACES: tuple[Interface, ...] = (
         "torch",
         "_reset_parameters _init_weights",
         "nbdist/strategies/meta.py",
-        "values of a model on the meta device: torch's attention calls reset_parameters so, transformers' models init_weights",
+        "values of a model on the meta device: so torch's attention names reset_parameters, and other models what they "
+        "do with each module",
         "what has reset_parameters alone is given values; the rest is an error that names it",
         self_tests.other_resets,
         "",
