@@ -114,6 +114,10 @@ interrupt_hooks: WeakSet[Callable[[], None]] = WeakSet()
 # Called when a cell is over, however it ended, before what it made is looked at; held weakly too.
 cell_hooks: WeakSet[Callable[[], None]] = WeakSet()
 
+# Called when a strategy has put other parameters in the place of a module's own: with the module, and (old, new) pairs.
+# A rank's side of the notebook has them stand for the notebook's from then on, and lets go of the old ones.
+replaced_hooks: list[Callable[[Any, list[tuple[Any, Any]]], None]] = []
+
 
 # What goes on behind user code and is better finished before this process ends: each has `finish(limit)`, which waits,
 # at most so many seconds, and returns whether it is over. It takes itself out then.

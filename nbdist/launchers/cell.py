@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from nbdist.launchers import delivery, failures, stalls
+from nbdist.launchers import delivery, failures, gathering, stalls
 from nbdist.launchers.errors import CellTimeout, RanksEnded, RanksWaitForEachOther
 from nbdist.launchers.left import Left
 from nbdist.launchers.packing import PACKING, PACKING_PRESSED, let_them_pack
@@ -40,6 +40,8 @@ class CellRun:
         self.received: dict[int, str | None] = {}
         self.missing: dict[Any, str] = {}  # what ranks need more than the shipment has
         self.done: dict[int, Message] = {}
+        self.owing: set[int] = set()  # of these, those that are giving back what they have not yet
+        self.put_right = False  # the groups, after a Stop or a failure
         self.raised: dict[int, list[Parcel]] = {}  # the exceptions of the ranks that failed
         self.marks: dict[int, int] = {}
         self.died_at: dict[int, float] = {}
@@ -62,7 +64,10 @@ class CellRun:
     # ---------------------------------------------------------------- what has happened
 
     def running(self) -> list[int]:
-        return [rank for rank in self.ranks if rank not in self.done and rank in self.pool.alive]
+        return [rank for rank in self.ranks if self._owes(rank) and rank in self.pool.alive]
+
+    def _owes(self, rank: int) -> bool:
+        return rank not in self.done or rank in self.owing
 
     def in_code(self) -> list[int]:
         """Ranks that still run the cell's code, or have not begun."""
@@ -77,7 +82,7 @@ class CellRun:
 
     def _outstanding(self) -> list[int]:
         """All ranks that owe a `done`, those that only decode included."""
-        return [rank for rank in range(self.pool.size) if rank not in self.done and rank in self.pool.alive]
+        return [rank for rank in range(self.pool.size) if self._owes(rank) and rank in self.pool.alive]
 
     def _someone_failed(self) -> bool:
         return bool(self.died_at) or any(message["failure"] for message in self.done.values())
@@ -109,10 +114,20 @@ class CellRun:
         elif kind == "done" and message["cell"] == self.number:
             self.done[rank] = message
             self._take_raised(rank, message)
+        elif kind == "given" and message["cell"] == self.number:
+            self._take_given(rank, message)
         elif "query" in message.fields:
             self.answers.setdefault(message["query"], {})[rank] = message["answer"]
         elif kind == "trouble":
             self.screen.notice(f"a fault of nbdist itself on rank {rank}, please report it:\n{message['whole']}")
+
+    def _take_given(self, rank: int, message: Message) -> None:
+        """What it made, in the place of nothing; how the cell went it had told before."""
+        first = self.done[rank].fields
+        own = {"raised": message["raised"], "settings": message["settings"], "reached": None}
+        self.done[rank] = Message("done", {**first, **own}, message.blob, message.files)
+        self.owing.discard(rank)
+        self._take_raised(rank, self.done[rank])
 
     def _take_raised(self, rank: int, message: Message) -> None:
         for head, count in reversed(message["raised"]):
@@ -289,12 +304,14 @@ class CellRun:
             elif self.stop is None:
                 self._stop(agree=not self._someone_failed())
         self._show_the_rest(patient=not self._outstanding() and self.stop is None)
+        gathering.gather(self, stopped=interrupted or trouble is not None or self._someone_failed())
         self.screen.finish()
         if self.dropped > DROPPED_TOLD:
             self.screen.notice(f"stopped: {self.dropped / 1e6:.1f} MB that the ranks had written are not shown")
         self.accept()
         failure = self._failure(interrupted)
-        if self._outstanding() or failure is not None or interrupted or trouble is not None or self.died_at:
+        cut = self.stop is not None and self.stop.cut
+        if self._outstanding() or failure is not None or interrupted or trouble is not None or self.died_at or cut:
             pool.unsettled = self
         notes = [*shipment.notes, *(self.arrival.notes if self.arrival is not None else ())]
         error = trouble
@@ -347,15 +364,20 @@ class CellRun:
     def accept(self) -> None:
         """Put the results in place, once the lead rank has sent them."""
         message = self.done.get(self.lead)
-        if self.accepted or message is None or message["ran"] is None:
+        if self.accepted or message is None or message["ran"] is None or message["reached"] is not None:
             return
         self.accepted = True
-        if not self.request.keep_after_error and not self.presses and self._someone_failed():
+        if not self.keeps_what_was_made():
             return
         reports = {
-            rank: other.blob for rank, other in self.done.items() if rank != self.lead and other["ran"] is not None
+            rank: other.blob
+            for rank, other in self.done.items()
+            if rank != self.lead and other["ran"] is not None and other["reached"] is None
         }
         self.arrival = self.pool.home.accept(Parcel(message.blob, message.files), reports, lead=self.lead)
+
+    def keeps_what_was_made(self) -> bool:
+        return self.request.keep_after_error or bool(self.presses) or not self._someone_failed()
 
     def _failure(self, interrupted: bool) -> failures.Failure | None:
         told = [message["failure"] for message in self.done.values() if message["failure"]]

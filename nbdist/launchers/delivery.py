@@ -101,6 +101,7 @@ def _nothing_said() -> Message:
         {
             "failure": None,
             "raised": [],
+            "reached": None,
             "settings": {},
             "asked": False,
             "handled": False,

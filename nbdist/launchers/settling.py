@@ -14,6 +14,7 @@ from nbdist.launchers.pool import Pool
 from nbdist.launchers.shield import on_press, shielded
 from nbdist.launchers.stopping import in_step
 from nbdist.shipping import RankedValue, handle_facts
+from nbdist.shipping.link import Message
 
 if TYPE_CHECKING:
     from nbdist.launchers.cell import CellRun
@@ -59,11 +60,28 @@ def _settle(pool: Pool, screen: Screen, grace: float) -> str:
     run.accept()  # results of a rank that finished late
     run.stoppable = False
     pool.unsettled = None
-    repair = any(message["repaired"] for message in run.done.values())
-    heal = _needs_healing(run)
+    repair, heal = what_is_to_be_put_right(run)
     if not repair and not heal:
         return "kept"
-    return _heal(pool, run, screen, heal, repair)
+    lost, how = _heal(pool, run, screen, heal, repair)
+    return _replace(pool, screen, how) if lost else how
+
+
+def what_is_to_be_put_right(run: CellRun) -> tuple[bool, bool]:
+    """(what was built on the groups, the groups) after this cell."""
+    if run.put_right:
+        return False, False
+    return any(message["repaired"] for message in run.done.values()), _needs_healing(run)
+
+
+def put_right(run: CellRun, screen: Screen) -> str:
+    """At the end of a cell that all ranks have ended, what settling would do before the next. Returns what is wrong."""
+    repair, heal = what_is_to_be_put_right(run)
+    if not repair and not heal:
+        return ""
+    lost, how = _heal(run.pool, run, screen, heal, repair)
+    run.put_right = not lost
+    return how if lost else ""
 
 
 def _drain(pool: Pool, screen: Screen) -> None:
@@ -82,8 +100,7 @@ def _listening(pool: Pool, value: bool) -> None:
 
 
 def _wait_for_native(pool: Pool, run: CellRun, screen: Screen, grace: float) -> bool:
-    outstanding = [rank for rank in range(pool.size) if rank not in run.done]
-    if not outstanding:
+    if not run._outstanding() and all(rank in run.done for rank in range(pool.size)):
         return True
     _listening(pool, True)
     run.screen = screen
@@ -116,8 +133,10 @@ def _needs_healing(run: CellRun) -> bool:
     return bool(told) and (len(told) < run.pool.size or not in_step(told))
 
 
-def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) -> str:
-    """Put the groups right (heal) and what was built on them (repair), on all ranks."""
+def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) -> tuple[bool, str]:
+    """Put the groups right (heal) and what was built on them (repair), on all ranks. Returns (whether that failed, why;
+    or what was done).
+    """
     known = {rank: {tuple(map(_frozen, group)) for group in message["groups"]} for rank, message in run.done.items()}
     every = set().union(*known.values())
     whole = sorted(
@@ -126,7 +145,8 @@ def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) ->
     )
     lost = sorted(group[0] for group in every if group not in whole)
     pool.heals += heal
-    answers = pool.ask(
+    ask = run.ask if run.over is False else pool.ask
+    answers = ask(
         range(pool.size),
         "heal",
         HEAL_LIMIT,
@@ -135,14 +155,12 @@ def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) ->
         names=[group[0] for group in whole],
         count=max(message["group_count"] for message in run.done.values()),
     )
-    said = [answers[rank]["answer"] for rank in answers]
+    said = [one["answer"] if isinstance(one, Message) else one for one in answers.values()]
     errors = [answer["error"] for answer in said if answer["error"]]
     if len(answers) < pool.size or errors:
-        return _replace(
-            pool, screen, f"their process groups could not be healed ({errors[0] if errors else 'no answer'})"
-        )
+        return True, f"their process groups could not be healed ({errors[0] if errors else 'no answer'})"
     if not heal:
-        return "kept"
+        return False, "kept"
     if lost:
         screen.notice(
             f"a process group was being made when the cell was stopped and is lost: make it again ({', '.join(lost)})"
@@ -157,7 +175,7 @@ def _heal(pool: Pool, run: CellRun, screen: Screen, heal: bool, repair: bool) ->
             f"these ranks were put right after a Stop or an error {MANY_HEALS} times, and each time leaves some "
             "threads behind; `%%distributed --fresh` starts new ones when it suits you"
         )
-    return "healed"
+    return False, "healed"
 
 
 def _frozen(part: Any) -> Any:

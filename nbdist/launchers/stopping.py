@@ -84,11 +84,15 @@ class Stop:
         places: where the ranks were that did not end by the interrupt.
     """
 
-    def __init__(self, run: CellRun, packing: bool = False) -> None:
-        """Args: packing: also ranks whose code has ended; what they were about to send then stays with them."""
+    def __init__(self, run: CellRun, packing: bool = False, gathering: bool = False) -> None:
+        """
+        Args:
+            packing: also ranks whose code has ended; what they were about to send then stays with them.
+            gathering: they wait for each other.
+        """
         self.run = run
         self._ranks = run.running if packing else run.in_code
-        self._packing = packing
+        self._packing = packing and not gathering
         self.rung = "left"
         self.cut = False
         self.agreed_on: int | None = None

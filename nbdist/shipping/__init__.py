@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nbdist.shipping.names import Names as Names
     from nbdist.shipping.names import analyse as analyse
     from nbdist.shipping.names import code_names as code_names
+    from nbdist.shipping.reaching import Unforeseen as Unforeseen
     from nbdist.shipping.shipment import Arrival as Arrival
     from nbdist.shipping.shipment import Shipment as Shipment
 
@@ -41,6 +42,7 @@ _HOME_OF = {
     "Parcel": "memory",
     "RankedValue": "handle",
     "Shipment": "shipment",
+    "Unforeseen": "reaching",
     "analyse": "names",
     "code_names": "names",
     "handle_facts": "handle",

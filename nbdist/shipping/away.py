@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
+from weakref import WeakSet
 
+from nbdist.shipping import spread
 from nbdist.shipping.bindings import Bindings
 from nbdist.shipping.comparing import walk_with_what_was
 from nbdist.shipping.errors import CannotReceive, NeedsMore
@@ -15,11 +17,13 @@ from nbdist.shipping.explain import reason_of
 from nbdist.shipping.giving import Giving
 from nbdist.shipping.hooks import hook_counter, raise_hook_counter
 from nbdist.shipping.kinds import MISSING, Stays
+from nbdist.shipping.lazy import torch_if_loaded
 from nbdist.shipping.memory import Parcel
 from nbdist.shipping.message import BIND, EXTRA, Encoder
 from nbdist.shipping.peeking import peek
 from nbdist.shipping.provisional import Provisional
 from nbdist.shipping.raised import pack_raised
+from nbdist.shipping.reaching import Reached, gather, let_go, reached
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, decode
 from nbdist.shipping.versions import RankModules
@@ -51,6 +55,8 @@ class Away:
         self._names = Bindings(namespace)
         self._pins: dict[str, Any] = {}
         self._extra: Any = None
+        self._reached = Reached()  # by the run that has ended
+        self._sharded: WeakSet[Any] = WeakSet()  # modules whose parameters a strategy has replaced
         self.moved: list[Any] = []  # tensors that now look at the memory of one that was sent after them
         # Only a rank that leads compares: the others take a snapshot when they are to lead a cell.
         self._tracks = rank == 0
@@ -109,6 +115,8 @@ class Away:
         touched = [token for value in self.moved if (token := table.tokens.get(id(value))) is not None]
         self.moved.clear()
         touched += write(table, received)
+        if table.kinds.spread:
+            self._put_in_parts(received.digests)
         self._names.deletes = envelope["deletes"]
         table.remember(touched, received.digests)
         if self._tracks:
@@ -134,6 +142,27 @@ class Away:
                 self.namespace.pop(name, None)
         for key in settle.get("unpin", ()):
             self._pins.pop(key, None)
+
+    def _put_in_parts(self, digests: dict[Token, Any]) -> None:
+        """What came whole stands for tensors of which this rank has a part."""
+        table = self._table
+        pairs, spread.exchanged[:] = list(spread.exchanged), []
+        optimizer = torch_if_loaded().optim.Optimizer
+        for value in [value for value in table.objects.values() if isinstance(value, optimizer)]:
+            pairs += spread.whole_states(value)
+        table.replace(pairs)
+        for token, digest in digests.items():
+            value = table.objects.get(token)
+            if spread.is_spread(value):
+                spread.agreed(value, digest)
+
+    def replaced(self, module: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """A strategy has put parameters of a module (new) in the place of others (old): the notebook's stand for them,
+        and nothing here keeps the old ones.
+        """
+        self._table.kinds.spread = True
+        self._sharded.add(module)
+        self._table.replace(pairs)
 
     def own(self, key: str, name: str) -> Any:
         """The object of a handle."""
@@ -175,6 +204,49 @@ class Away:
             if token is not None:
                 table.snapshots.setdefault(token, node.snapshot)
 
+    def reach(
+        self,
+        *,
+        lead: bool,
+        only: frozenset[str] | None = None,
+        hide: frozenset[str] = frozenset(),
+        extra: Any = None,
+    ) -> dict[str, Any] | None:
+        """Before `give`: what the run that `begin` started has reached of what is spread over the ranks, for the
+        notebook; None where there is nothing. Arguments as for `give`.
+        """
+        self._reached = Reached()
+        table = self._table
+        if not table.kinds.spread:
+            return None
+        spread.put_back_in_parts(self._sharded)
+        assigned, _ = self._names.ended()
+        roots = self._roots(assigned, only, hide, extra)
+        walked = table.walker.walk(roots, light=True, place=True)
+        self._reached = reached(walked, table.tokens, table.snapshots if lead else None)
+        return self._reached.report() if self._reached.values else None
+
+    def gather(self, which: Sequence[int], left: Mapping[int, str], *, lead: bool) -> None:
+        """Bring these of what `reach` told together, and know why the others are left; on all ranks at once."""
+        self._reached.left = dict(left)
+        for place, reason in left.items():
+            spread.image_of(self._reached.values[place]).reason = reason
+        gather([self._reached.values[place] for place in which], keep=lead)
+
+    def _roots(
+        self, assigned: list[str], only: frozenset[str] | None, hide: frozenset[str], extra: Any
+    ) -> list[tuple[str, Any]]:
+        namespace = self.namespace
+        reads = [name for name in self._names.reads if name in namespace and (name not in hide or name in assigned)]
+        roots = [(name, namespace[name]) for name in sorted({*assigned, *reads})]
+        if self._extra is not None:
+            roots.append(("\0in", self._extra))
+        if extra is not None:
+            roots.append(("\0out", extra))
+        if only is not None:
+            roots = [(name, value) for name, value in roots if name in only or name == "\0out"]
+        return roots
+
     def give(
         self,
         *,
@@ -200,18 +272,10 @@ class Away:
             hide: names that are not the cell's, unless it has bound them.
             extra: travels in the same graph.
         """
-        namespace, names = self.namespace, self._names
+        names = self._names
         assigned, deleted = names.ended()
-        reads = [name for name in names.reads if name in namespace and (name not in hide or name in assigned)]
-        roots = [(name, namespace[name]) for name in sorted({*assigned, *reads})]
-        late = names.replaced(hide)
-        if self._extra is not None:
-            roots.append(("\0in", self._extra))
-        if extra is not None:
-            roots.append(("\0out", extra))
-        if only is not None and lead:
-            roots = [(name, value) for name, value in roots if name in only or name == "\0out"]
-            late = []
+        roots = self._roots(assigned, only if lead else None, hide, extra)
+        late = names.replaced(hide) if only is None or not lead else []
         try:
             if lead:
                 parcel = self._give_all(assigned, deleted, roots, late, limit, only, dict(stay or {}), extra)
@@ -222,6 +286,8 @@ class Away:
         # Only now: when this was interrupted, it is called again for what can be said without the values.
         names.close()
         self._extra = None
+        let_go(self._reached.values)
+        self._reached = Reached()
         return parcel
 
     def _report(self, assigned: list[str], deleted: list[str], roots: list[tuple[str, Any]], ran: bool) -> Parcel:
@@ -229,6 +295,7 @@ class Away:
         signs: dict[str, int] = {}
         if ran:
             walked = table.walker.walk(roots, light=True, place=True)
+            self._reached.expected(walked)
             signs = walked.signatures()
             self._provisional.give(walked, self._cell)
             self._tracks = False
@@ -252,6 +319,7 @@ class Away:
     ) -> Parcel:
         table = self._table
         walked = walk_with_what_was(table, roots, late)
+        self._reached.expected(walked)
         paths: dict[int, str] = {}
         for name, value in sorted(roots, key=lambda root: root[0] not in self._names.reads):
             paths.setdefault(id(value), name)
@@ -274,8 +342,10 @@ class Away:
         packed, send_extra = giving.pack(walked, name_born, extra, limit)
         for token, node in packed.born:
             table.put(token, node.value, node.snapshot)
+        giving.notes += self._reached.notes(giving.handles)
         for token, (node, _) in giving.updates.items():
-            table.snapshots[token] = node.snapshot
+            if token not in giving.again:
+                table.snapshots[token] = node.snapshot
             digest = content_digest(node)
             if digest is not None:
                 packed.digests[token] = digest

@@ -64,6 +64,7 @@ from nbdist.shipping.kinds_state import FrameKind, GetStateKind, OpaqueKind
 from nbdist.shipping.lazy import numpy_if_loaded, torch_if_loaded
 from nbdist.shipping.plain import BULK, LARGE, bulk_digest
 from nbdist.shipping.reducers import REDUCERS
+from nbdist.shipping.spread import SPREAD, is_spread_class, note_class
 
 # Values: no identity that a notebook could see through nbdist, nothing inside to walk to.
 _ATOMS: set[type] = {
@@ -121,6 +122,7 @@ class Classifier:
         # Large containers of plain data that are compared item by item all the same, by id: an object that is seen by
         # itself is in them.
         self.opened: dict[int, Any] = getattr(self, "opened", {})
+        self.spread = getattr(self, "spread", False)  # a tensor that is spread over the ranks was met
         self.made: dict[int, weakref.ref[types.ModuleType]] = {}  # modules made by hand, by the id of their variables
         self._by_type[types.BuiltinFunctionType] = self._by_type[types.MethodWrapperType] = _LOOK
         self._seen = registry_version()
@@ -226,6 +228,7 @@ class Classifier:
         if refers_weakly(cls):
             return _HOOK
         if torch is not None and issubclass(cls, torch.nn.Module) and _module_state(cls, torch):
+            note_class(cls)
             return ModuleKind(strip)
         if torch is not None and issubclass(cls, torch.optim.Optimizer) and _optimizer_state(cls, torch):
             return OptimizerKind(strip)
@@ -243,6 +246,9 @@ class Classifier:
         """The kinds of torch and numpy; _LOOK for any other type."""
         torch = torch_if_loaded()
         if torch is not None:
+            if is_spread_class(cls):
+                self.spread = True
+                return SPREAD
             if issubclass(cls, torch.Tensor):
                 return _OPAQUE if _dispatches(cls, torch) else _TENSOR
             if cls is torch.Generator:

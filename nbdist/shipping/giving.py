@@ -21,6 +21,7 @@ from nbdist.shipping.message import (
     TooLarge,
     binding_order,
 )
+from nbdist.shipping.spread import NotGathered
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
 
@@ -36,6 +37,7 @@ class Giving:
         encoder, known: how objects are pickled, and which of them the notebook knows (by id).
         describe: makes the facts of a handle: (name, value, reason, size).
         paths: names by the id of their object, for messages.
+        again: tokens of what was not sent as a whole this time, and is to be compared as before the next time.
     """
 
     encoder: Encoder
@@ -46,6 +48,7 @@ class Giving:
     updates: dict[Token, tuple[Node, Any]] = field(default_factory=dict)
     handles: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    again: set[Token] = field(default_factory=set)
 
     def label(self, value: Any) -> str:
         return self.paths.get(id(value)) or f"a {type(value).__name__}"
@@ -59,6 +62,8 @@ class Giving:
         for token, node in changed(table, walked.nodes):
             try:
                 self.updates[token] = (node, node.kind.change(node.value, table.snapshots[token], node.snapshot))
+            except NotGathered:
+                continue
             except Exception as error:
                 self.notes.append(f"{self.label(node.value)} was left as it was: {reason_of(error)}")
 
@@ -83,6 +88,9 @@ class Giving:
                 return self.encoder.encode(frames, walked.nodes, self.known, name_born, limit), send_extra
             except FrameFailed as failure:
                 frame, reason, size = failure.frame, reason_of(failure.error), None
+                if isinstance(failure.error, NotGathered) and frame.sort == UPDATE:
+                    self._split(frame.key, "", whole=False)
+                    continue
                 if frame.sort == BIND:
                     reason = why(self.encoder, self.known, frame.key, frame.content, failure.error)
             except TooLarge as failure:
@@ -105,11 +113,14 @@ class Giving:
             error = packs(self.encoder, self.known, part)
             if error is None:
                 good.append(part)
+            elif isinstance(error, NotGathered):  # told once for all of them, see `Reached.notes`
+                self.again.add(token)
             else:
                 self.notes.append(f"{label}{step} ({type(part[1]).__name__}) was left as it was: {reason_of(error)}")
         if not parts or len(good) == len(parts):
-            self._left(node.value, reason)
-        else:
+            if reason:
+                self._left(node.value, reason)
+        elif good:
             self.updates[token] = (node, node.kind.join(change, good))
 
 

@@ -162,6 +162,11 @@ class TensorKind(Kind):
     def apply(self, value: Any, change: Any) -> None:
         import torch
 
+        if hasattr(value, "placements"):  # a rank has a part of it
+            from nbdist.shipping.spread import SPREAD
+
+            SPREAD.apply(value, change)
+            return
         content, requires_grad, grad, own = change
         if uninitialized(value) and isinstance(content, torch.Tensor) and not uninitialized(content):
             value.materialize(tuple(content.shape), dtype=content.dtype)

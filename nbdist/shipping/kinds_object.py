@@ -13,6 +13,7 @@ from nbdist.shipping.kinds import (
     mapping_change,
     put_attributes,
 )
+from nbdist.shipping.spread import hides_hooks, home_class, put_there_by_a_strategy
 
 Strip = Callable[[dict[str, Any]], Collection[str]]
 
@@ -68,7 +69,7 @@ class ObjectKind(Kind):
         if removed is None:
             kept = {name for name, _ in put}
             removed = [name for name in self.attributes(value) if name not in kept]
-        if cls is not None and type(value) is not cls:
+        if cls is not None and home_class(type(value)) is not cls:
             value.__class__ = cls
         put_attributes(value, (put, removed, order))
 
@@ -81,34 +82,53 @@ MODULE_PARTS = (
     "_load_state_dict_post_hooks",
 )  # fmt: skip
 _PARTS = frozenset(MODULE_PARTS)
+HOOKS = MODULE_PARTS[4:]
 
 
 class ModuleKind(ObjectKind):
-    """torch.nn.Module: by attribute although it has `__getstate__`, which only leaves out what is compiled."""
+    """torch.nn.Module: by attribute although it has `__getstate__`, which only leaves out what is compiled.
+
+    Of one that a strategy has sharded in place, its class and its hooks are left out: they belong to its rank.
+    """
 
     letter = "M"
 
     def attributes(self, value: Any) -> dict[str, Any]:
         found = super().attributes(value)
         found.pop("_compiled_call_impl", None)
+        for name in put_there_by_a_strategy(found):
+            del found[name]
+        if hooks_stay(found):
+            found.update({name: type(found[name])() for name in HOOKS if name in found})
         return found
 
     def snap(self, value: Any, digest: Any = None, light: bool = False) -> tuple[Any, tuple[Any, ...]]:
         own = self.attributes(value)
-        return tuple(own), (type(value), *(None if name in _PARTS and not v else v for name, v in own.items()))
+        cls = home_class(type(value))
+        return tuple(own), (cls, *(None if name in _PARTS and not v else v for name, v in own.items()))
 
     def change(self, value: Any, old: Snapshot | None, new: Snapshot) -> Any:
         cls, put, removed, order = super().change(value, old, new)
+        cls = home_class(cls) if cls is not None else None
+        if cls is not None and old is not None and old[0] == self.letter and old[2][0] is cls:
+            cls = None
         if old is not None and old[0] == self.letter:
             # The parts are there on the other side; what is in them is a change of their own.
             put = [pair for pair in put if not (pair[0] in _PARTS and pair[0] in old[1])]
         return cls, put, removed, order
 
     def reduced(self, value: Any) -> Any:
-        """How a new one is made when its class forbids pickling; None for the usual way."""
-        if not parametrized(type(value)):
+        """How a new one is made when its class forbids pickling, or stays here; None for the usual way."""
+        cls = type(value)
+        own = value.__dict__
+        if not (parametrized(cls) or home_class(cls) is not cls or put_there_by_a_strategy(own) or hooks_stay(own)):
             return None
-        return copyreg.__newobj__, (type(value),), self.attributes(value)  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (home_class(cls),), self.attributes(value)  # type: ignore[attr-defined]
+
+
+def hooks_stay(attributes: dict[str, Any]) -> bool:
+    """Has a strategy put hooks on the module with these attributes?"""
+    return hides_hooks([attributes.get(name) for name in HOOKS])
 
 
 def parametrized(cls: type) -> bool:

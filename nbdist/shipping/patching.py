@@ -18,6 +18,7 @@ from nbdist.shipping.kinds_memory import (
     tensor_extent,
 )
 from nbdist.shipping.lazy import torch_if_loaded
+from nbdist.shipping.spread import is_spread
 
 
 def missing(value: Any, patch: Patch, digest: Any) -> str:
@@ -37,10 +38,12 @@ def missing(value: Any, patch: Patch, digest: Any) -> str:
         if value.strides != stride:
             return "anew"
         return "" if patch.completes(array_extent(value)[0], digest[1]) else "all"
-    if value.layout is not torch.strided or freed(value):
+    if value.layout is not torch.strided or (freed(value) and not is_spread(value)):
         return "anew"
     if patch.whole:
         return ""
+    if is_spread(value):
+        return "all"  # of what was not sent, this rank has a part
     memory = value if lies_as(value, patch) else laid_out_as(value, patch)
     return "" if patch.completes(memory.data_ptr(), digest[1]) else "all"
 
@@ -51,6 +54,8 @@ def remember_content(value: Any, digest: Any) -> None:
         return
     torch = torch_if_loaded()
     if torch is not None and isinstance(value, torch.Tensor):
+        if is_spread(value):
+            return
         if has_plain_memory(value) and stride_of(value) == digest[0]:
             remember(*tensor_extent(value), digest[1])
     elif strides_of(value) == digest[0]:

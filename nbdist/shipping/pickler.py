@@ -58,6 +58,7 @@ from nbdist.shipping.rebuilding import (
 )
 from nbdist.shipping.reducers import REDUCERS
 from nbdist.shipping.regions import raw
+from nbdist.shipping.spread import SPREAD, is_parameter, own_of, whole_of
 from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
@@ -110,6 +111,8 @@ class Packer(cloudpickle.Pickler):
             add, address, owner = self.outgoing.add, value.address, value.value
             parts = [(offset, add(address + offset, length, owner)) for offset, length in value.runs]
             return make_patch, (self.outgoing, value.form, parts)
+        if kind is SPREAD:
+            return self._spread(value)
         if cls is RankedValue:
             return self._handle(value)
         if isinstance(value, enum.Enum) and cls.__members__.get(value.name) is value:
@@ -266,6 +269,20 @@ class Packer(cloudpickle.Pickler):
                 function, arguments, *more = value.__reduce_ex__(5)
             return rebuild_quietly, (function, arguments), *more
         return None
+
+    def _spread(self, value: Any) -> Any:
+        """A tensor that is spread over the ranks: the whole of it."""
+        torch: Any = torch_if_loaded()
+        whole, own = whole_of(value), own_of(value)
+        grad = value.grad if value.is_leaf else None
+        parameter = is_parameter(value)
+        ref = self.outgoing.add(*tensor_extent(whole), whole, torch=True)
+        leaf = value.requires_grad and value.is_leaf
+        form = (whole.dtype, tuple(whole.shape), whole.stride(), leaf, parameter)
+        if whole.layout is not torch.strided:
+            raise StaysOnRank("its parts are not strided")
+        made = (make_tensor, (self.outgoing, ref, *form))
+        return (*made, (grad, own, [], None), None, None, set_tensor) if grad is not None or own else made
 
     def _held(self, value: Any, address: int, length: int) -> tuple[Any, int] | None:
         """The known object whose memory a new tensor or array looks at."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbdist.shipping.classify import Classifier
 from nbdist.shipping.kinds import MISSING, Snapshot
-from nbdist.shipping.kinds_object import MODULE_PARTS
+from nbdist.shipping.kinds_object import MODULE_PARTS, hooks_stay
 from nbdist.shipping.patching import remember_content
 from nbdist.shipping.plain import LARGE
 from nbdist.shipping.walk import LARGE_TYPES, Walker
@@ -41,6 +41,25 @@ class Table:
         self.tokens[id(value)] = token
         if snapshot is not None:
             self.snapshots[token] = snapshot
+
+    def replace(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Other objects stand in the place of known ones (old, new): under their tokens, and in the snapshots."""
+        new_of: dict[int, Any] = {}
+        for old, new in pairs:
+            token = self.tokens.pop(id(old), None)
+            if token is None:
+                continue
+            self.objects[token] = new
+            self.tokens[id(new)] = token
+            new_of[id(old)] = new
+            if (snapshot := self.snapshots.get(token)) is not None:
+                letter, scalars, references = snapshot
+                self.snapshots[token] = (letter, (*scalars[:6], None), references)
+        if not new_of:
+            return
+        for token, (letter, scalars, references) in list(self.snapshots.items()):
+            if any(id(value) in new_of for value in references):
+                self.snapshots[token] = (letter, scalars, tuple(new_of.get(id(value), value) for value in references))
 
     def drop(self, token: Token) -> None:
         """Forget a token."""
@@ -114,7 +133,7 @@ class Table:
         emptied = []
         base = self.tokens[id(module)]
         own = module.__dict__
-        for name in MODULE_PARTS:
+        for name in MODULE_PARTS[:4] if hooks_stay(own) else MODULE_PARTS:
             part = own.get(name)
             if part is None:
                 continue

@@ -32,7 +32,7 @@ from nbdist.worker.groups import Groups
 from nbdist.worker.guests.torch_distributed import DefaultGroup
 from nbdist.worker.holdings import device_memory, holdings
 from nbdist.worker.interrupts import Interrupts
-from nbdist.worker.one_cell import run_cell
+from nbdist.worker.one_cell import Pending, give_what_is_pending, run_cell
 from nbdist.worker.output import Output
 from nbdist.worker.postmortem import Postmortem
 from nbdist.worker.resync import resync
@@ -122,6 +122,8 @@ class Rank:
         sys.modules["__main__"] = module
         self.namespace = module.__dict__
         self.away = Away(self.namespace, self.number)
+        self.pending: Pending | None = None  # a cell whose code has ended, and which has not given back what it made
+        state.replaced_hooks.append(self.away.replaced)
         self.runner = importlib.import_module(spec["runner"]).make_runner(self.namespace, spec, output)
         for name in GUESTS:
             importlib.import_module(name).install()
@@ -203,6 +205,7 @@ class Rank:
     def serve(self) -> None:
         handlers = {
             "cell": self._cell,
+            "give": self._give,
             "heal": self._heal,
             "peek": self._peek,
             "resync": self._resync,
@@ -229,6 +232,9 @@ class Rank:
             run_cell(self, message)
         finally:
             self.cell = None
+
+    def _give(self, message: Message) -> None:
+        give_what_is_pending(self, message)
 
     def repair(self) -> None:
         """Wrappers that were left in the middle of something are put right, before anything else looks at them."""

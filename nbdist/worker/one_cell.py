@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbdist import state
-from nbdist.shipping import NeedsMore, Parcel
+from nbdist.shipping import NeedsMore, Parcel, Unforeseen
 from nbdist.shipping.link import Message
 from nbdist.worker import failure, keyboard
 
@@ -20,6 +21,7 @@ def run_cell(rank: Rank, message: Message) -> None:
     """From the parcel that came to the `done` that goes; what goes wrong is told in there."""
     cell = message.fields
     rank.agreed = rank.repaired = False
+    rank.pending = None
     rank.postmortem.drop()
     rank.interrupts.begin()
     state.step_boundary.reset()
@@ -39,12 +41,70 @@ def run_cell(rank: Rank, message: Message) -> None:
         _done(rank, cell, None, rank.away.give(lead=False, ran=False))
         return
     value, ended, told = _run(rank, cell, extra, [trouble] if trouble else [])
-    parcel = _give(rank, cell, value)
+    reached = _reach(rank, cell, value)
+    parcel = None
+    if reached is None:
+        try:
+            parcel = _give(rank, cell, value)
+        except Unforeseen:
+            reached = _reach(rank, cell, value)
+    if parcel is None:
+        # To bring together what is spread over the ranks, all must be there: the notebook says when.
+        rank.pending = Pending(cell, value, ended)
+        _done(rank, cell, told, Parcel(b""), reached=reached or {})
+        return
+    _end(rank, Pending(cell, value, ended), told, parcel)
+
+
+@dataclass
+class Pending:
+    """A cell whose code has ended: what it was, what it returned, and what it raised."""
+
+    cell: dict[str, Any]
+    value: Any
+    ended: BaseException | None
+
+
+def give_what_is_pending(rank: Rank, message: Message) -> None:
+    """The notebook has heard all ranks: what it names is brought together, and what the cell made is given back."""
+    pending, rank.pending = rank.pending, None
+    if pending is None or pending.cell["cell"] != message["cell"]:
+        return
+    cell, lead = pending.cell, rank.number == pending.cell["lead"]
+    rank.interrupts.abandoned = False
+    try:
+        try:
+            rank.interrupts.running = rank.interrupts.packing = True
+            rank.away.gather(message["which"], message["left"], lead=lead)
+        finally:
+            rank.interrupts.pause()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            print(f"nbdist: rank {rank.number} could not bring all parts together: {error}", file=sys.stderr)
+    _end(rank, pending, None, _give(rank, cell, pending.value), kind="given")
+
+
+def _end(rank: Rank, pending: Pending, told: dict[str, Any] | None, parcel: Parcel, *, kind: str = "done") -> None:
     settings = rank.runner.settings()
-    raised = _raised(rank, cell, ended) if ended is not None else []
-    del ended
-    rank.runner.finish(value)
-    _done(rank, cell, told, parcel, raised, settings)
+    raised = _raised(rank, pending.cell, pending.ended) if pending.ended is not None else []
+    pending.ended = None  # its traceback holds all that the cell's frames hold
+    rank.runner.finish(pending.value)
+    _done(rank, pending.cell, told, parcel, raised, settings, kind=kind)
+
+
+def _reach(rank: Rank, cell: dict[str, Any], value: Any) -> dict[str, Any] | None:
+    """What the cell has reached that is spread over the ranks."""
+    try:
+        try:
+            rank.interrupts.running = rank.interrupts.packing = True
+            lead = rank.number == cell["lead"]
+            return rank.away.reach(lead=lead, only=cell["only"], hide=rank.runner.injected, extra=value)
+        finally:
+            rank.interrupts.pause()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            traceback.print_exc()
+        return None
 
 
 def _receive(rank: Rank, message: Message) -> tuple[bool, Any]:
@@ -141,6 +201,8 @@ def _give(rank: Rank, cell: dict[str, Any], value: Any) -> Parcel:
             return rank.away.give(lead=lead, limit=cell["limit"], only=only, hide=hide, extra=value)
         finally:
             rank.interrupts.pause()
+    except Unforeseen:
+        raise
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt):  # the notebook tells of a Stop
             print(f"nbdist: rank {rank.number} gives nothing back: {error}", file=sys.stderr)
@@ -175,15 +237,20 @@ def _done(
     parcel: Parcel,
     raised: Sequence[Parcel] = (),
     settings: Any = None,
+    *,
+    reached: dict[str, Any] | None = None,
+    kind: str = "done",
 ) -> None:
-    rank.output.finish(cell["mark"])
+    if kind == "done":
+        rank.output.finish(cell["mark"])
     try:
         rank.link.send(
-            "done",
+            kind,
             parcel.head,
             [*parcel.files, *(file for one in raised for file in one.files)],
             cell=cell["cell"],
             failure=told,
+            reached=reached,
             raised=[(one.head, len(one.files)) for one in raised],
             settings=settings or {},
             asked=rank.interrupts.asked,

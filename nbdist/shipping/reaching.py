@@ -1,0 +1,121 @@
+"""What of a rank's a run has reached that is spread over the ranks, and bringing it together."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from nbdist.shipping.lazy import torch_if_loaded
+from nbdist.shipping.spread import NOT_GATHERED, TENSOR, SpreadKind, image_of, is_parameter, local_digest
+from nbdist.shipping.walk import LATE, Walked
+
+
+class Unforeseen(Exception):
+    """The first tensor of a rank's that is spread over the ranks: `Away.reach` is to be asked again."""
+
+
+@dataclass
+class Reached:
+    """What of this rank's a run has reached, in an order that is the same on every rank.
+
+    Attributes:
+        values: the tensors.
+        changed: of each whether its part is another one than the notebook knows of.
+        signature: equal on ranks that have the same tensors.
+        looked: a run's end was looked at.
+        left: what the notebook does not get although it has changed, by its place, and why.
+    """
+
+    values: list[Any] = field(default_factory=list)
+    changed: list[bool] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    signature: int = 0
+    looked: bool = False
+    left: dict[int, str] = field(default_factory=dict)
+
+    def notes(self, handles: Container[str]) -> list[str]:
+        """One line for each reason why something is left; what became a handle says it itself."""
+        names: dict[str, dict[str, None]] = {}
+        for place, reason in self.left.items():
+            if self.groups[place] not in handles:
+                names.setdefault(reason, {})[self.groups[place].replace("\0out", "the cell's value")] = None
+        return [
+            f"{', '.join(found)}: in the notebook, what is spread over the ranks is as it was before ({reason}). "
+            f"`%distributed pull {next(iter(found))}` brings it"
+            for reason, found in names.items()
+        ]
+
+    def expected(self, walked: Walked) -> None:
+        """Raises Unforeseen when a walk meets what is spread, and it was not asked for before."""
+        if not self.looked and any(isinstance(node.kind, SpreadKind) for node in walked.nodes.values()):
+            raise Unforeseen
+
+    def report(self) -> dict[str, Any]:
+        """What the notebook is told."""
+        return {
+            "signature": self.signature,
+            "changed": self.changed,
+            "groups": self.groups,
+            "sizes": [value.numel() * value.element_size() for value in self.values],
+            "parameters": [is_parameter(value) for value in self.values],
+        }
+
+
+def reached(walked: Walked, tokens: dict[int, Any], known: dict[Any, Any] | None) -> Reached:
+    """What a walk met.
+
+    Args:
+        tokens: by id.
+        known: snapshots by token, on a rank that leads; None on others, which do not pack.
+    """
+    found, facts = Reached(looked=True), []
+    for key, node in walked.nodes.items():
+        value = node.value
+        if not isinstance(node.kind, SpreadKind):
+            continue
+        group = walked.places[key][0] if key in walked.places else LATE
+        if LATE in group or value.device_mesh.get_coordinate() is None:
+            continue  # other ranks may meet it elsewhere, or not at all
+        token = tokens.get(key)
+        image = image_of(value)
+        changed = image.local is None or image.local != local_digest(value)
+        if known is not None and not changed:
+            snapshot = known.get(token)
+            changed = token is None or (snapshot is not None and snapshot[1][4:5] != (image.digest,))
+        found.values.append(value)
+        found.changed.append(changed)
+        found.groups.append(group)
+        facts.append((group, token, tuple(value.shape), str(value.dtype), str(value.placements)))
+    found.signature = xxhash.xxh3_64_intdigest(repr(facts).encode())
+    return found
+
+
+def gather(values: Sequence[Any], keep: bool) -> None:
+    """Bring wholes together, one after the other; every rank must do so with the same tensors.
+
+    Args:
+        keep: here they are wanted; elsewhere each is let go at once.
+    """
+    torch: Any = torch_if_loaded()
+    for value in values:
+        local = local_digest(value)
+        with torch.no_grad():
+            whole = value.detach().full_tensor()
+        image = image_of(value)
+        image.local = local
+        image.digest = None
+        if keep:
+            whole = whole.cpu().contiguous()
+            image.digest = TENSOR.digest(whole)
+            image.whole = whole
+        del whole
+
+
+def let_go(values: Iterable[Any]) -> None:
+    """The wholes have been packed."""
+    for value in values:
+        image = image_of(value)
+        image.whole, image.reason = None, NOT_GATHERED
