@@ -30,7 +30,8 @@ def gather(run: CellRun, stopped: bool) -> None:
         return
     which, left = _choose(run, waiting, stopped)
     run.owing.update(waiting)
-    run.pool.send(waiting, "give", cell=run.number, which=which, left=left)
+    replaced = run.done[run.lead]["reached"].get("stand_for", ()) if run.lead in waiting else ()
+    run.pool.send(waiting, "give", cell=run.number, which=which, left=left, replaced=replaced)
     _wait(run, bool(which), stopped)
 
 

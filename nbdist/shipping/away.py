@@ -23,7 +23,7 @@ from nbdist.shipping.message import BIND, EXTRA, Encoder
 from nbdist.shipping.peeking import peek
 from nbdist.shipping.provisional import Provisional
 from nbdist.shipping.raised import pack_raised
-from nbdist.shipping.reaching import Reached, gather, let_go, reached
+from nbdist.shipping.reaching import Reached, adopt, gather, let_go, reached, stand_for
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, decode
 from nbdist.shipping.versions import RankModules
@@ -224,10 +224,19 @@ class Away:
         roots = self._roots(assigned, only, hide, extra)
         walked = table.walker.walk(roots, light=True, place=True)
         self._reached = reached(walked, table.tokens, table.snapshots if lead else None)
-        return self._reached.report() if self._reached.values else None
+        if not self._reached.values:
+            return None
+        return {**self._reached.report(), "stand_for": stand_for(table) if lead else []}
 
-    def gather(self, which: Sequence[int], left: Mapping[int, str], *, lead: bool) -> None:
-        """Bring these of what `reach` told together, and know why the others are left; on all ranks at once."""
+    def gather(
+        self, which: Sequence[int], left: Mapping[int, str], replaced: Iterable[tuple[Token, str, Token]], *, lead: bool
+    ) -> None:
+        """Bring these of what `reach` told together, and know why the others are left; on all ranks at once.
+
+        Args:
+            replaced: what the lead rank told as "stand_for".
+        """
+        adopt(self._table, replaced)
         self._reached.left = dict(left)
         for place, reason in left.items():
             spread.image_of(self._reached.values[place]).reason = reason

@@ -9,7 +9,8 @@ from typing import Any
 import xxhash
 
 from nbdist.shipping.lazy import torch_if_loaded
-from nbdist.shipping.spread import NOT_GATHERED, TENSOR, SpreadKind, image_of, is_parameter, local_digest
+from nbdist.shipping.spread import NOT_GATHERED, TENSOR, SpreadKind, image_of, is_parameter, is_spread, local_digest
+from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import LATE, Walked
 
 
@@ -119,3 +120,38 @@ def let_go(values: Iterable[Any]) -> None:
     for value in values:
         image = image_of(value)
         image.whole, image.reason = None, NOT_GATHERED
+
+
+def stand_for(table: Table) -> list[tuple[Token, str, Token]]:
+    """Where the user, and no strategy, has put tensors that are spread in the place of a module's known ones: (the
+    module, the name, the token of what was there). For the lead rank, which knows what was there.
+    """
+    torch: Any = torch_if_loaded()
+    found = []
+    for token, module in list(table.objects.items()):
+        if not isinstance(module, torch.nn.Module):
+            continue
+        for part in (module._parameters, module._buffers):
+            new = {name: one for name, one in part.items() if is_spread(one) and id(one) not in table.tokens}
+            snapshot = table.snapshots.get(table.tokens.get(id(part))) if new else None
+            if snapshot is None:
+                continue
+            references, count = snapshot[2], len(snapshot[2]) // 2
+            before = dict(zip(references[:count], references[count:], strict=False))
+            for name, one in new.items():
+                old = before.get(name)
+                known = table.tokens.get(id(old)) if isinstance(old, torch.Tensor) else None
+                if known is not None and old.shape == one.shape and old.dtype == one.dtype:
+                    found.append((token, name, known))
+    return found
+
+
+def adopt(table: Table, replaced: Iterable[tuple[Token, str, Token]]) -> None:
+    """Have those tensors stand for what they have replaced."""
+    pairs: dict[Token, tuple[Any, Any]] = {}
+    for token, name, known in replaced:
+        module, old = table.objects.get(token), table.objects.get(known)
+        new = getattr(module, name, None)
+        if old is not None and is_spread(new):
+            pairs[known] = (old, new)
+    table.replace(pairs.values())

@@ -88,6 +88,13 @@ class Peer:
     def result_of(self) -> Any:
         return self.result
 
+    def reach(self, **options: Any) -> Any:
+        self.away._table.kinds.spread |= "torch.distributed.tensor" in sys.modules
+        return self.away.reach(**options)
+
+    def gather(self, *arguments: Any, **options: Any) -> None:
+        self.away.gather(*arguments, **options)
+
     def give(self, **options: Any) -> Any:
         return self.away.give(**options)
 

@@ -139,12 +139,28 @@ class Notebook:
 
     def collect(self, running: list[int], lead: int, **options: Any) -> Arrival:
         hide = frozenset({"rank", "world_size"})
+        self.gathered = self._gather(running, lead, hide, options)
         for rank in running:
             self.remotes[rank].tell("give", lead=rank == lead, hide=hide, **options)
         parcels = {rank: self.remotes[rank].answer() for rank in running}
         back = parcels.pop(lead)
         self.returned = len(back.head)
         return self.home.accept(back, {rank: parcel.head for rank, parcel in parcels.items()}, lead=lead)
+
+    def _gather(self, running: list[int], lead: int, hide: frozenset[str], options: dict[str, Any]) -> int:
+        """What is spread over the ranks is brought together; how many tensors that were."""
+        what = {"hide": hide, "only": options.get("only")}
+        told = {rank: self.remotes[rank].ask("reach", lead=rank == lead, **what) for rank in running}
+        if told[lead] is None or len(running) < len(self.remotes):
+            return 0
+        assert len({report["signature"] for report in told.values()}) == 1
+        changed = [any(flags) for flags in zip(*(report["changed"] for report in told.values()), strict=True)]
+        which = [place for place, flag in enumerate(changed) if flag]
+        for rank in running:
+            self.remotes[rank].tell("gather", which, {}, told[lead]["stand_for"], lead=rank == lead)
+        for rank in running:
+            self.remotes[rank].answer()
+        return len(which)
 
     def launch(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         shipment = self.home.ship((), extra=(function, arguments, keywords))

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.shipping import RankedValue
-
 from .peers import Notebook
 
 
@@ -195,19 +193,22 @@ def test_wrapper_inside_an_object(dist: Notebook) -> None:
     assert dist["k"] == ("DistributedDataParallel", 2)
 
 
-def test_sharded_in_place_is_never_walked(dist: Notebook) -> None:
+def test_what_the_user_shards_by_hand_comes_home_whole(dist: Notebook) -> None:
     dist.here(
         "import torch, torch.nn as nn\nfm=nn.Sequential(nn.Linear(300,300),nn.Linear(300,300))\n"
         "w=fm[0].weight; s0=w.sum().item()"
     )
-    arrival = dist.cell(
+    dist.cell(
         "from torch.distributed.fsdp import fully_shard\nsf=fully_shard(fm)\no=torch.optim.SGD(fm.parameters(),lr=.1)\n"
-        "fm(torch.ones(2,300)).sum().backward(); o.step(); r=type(fm).__name__"
+        "fm(torch.ones(2,300)).sum().backward(); o.step(); r=type(fm).__name__\n"
+        "s1=fm[0].weight.full_tensor().sum().item()"
     )
     assert dist["r"] == "FSDPSequential"
-    assert type(dist["fm"]) is dist["nn"].Sequential and dist["fm"][0].weight is dist["w"]
-    assert dist["w"].sum().item() == dist["s0"]
-    assert isinstance(dist["sf"], RankedValue) and isinstance(dist["o"], RankedValue)
-    assert any("fm" in note and "shard" in note for note in arrival.notes), arrival.notes
-    dist.cell("r=(type(fm).__name__, type(sf).__name__)")
-    assert dist["r"] == ("FSDPSequential", "FSDPSequential")
+    assert type(dist["fm"]) is dist["nn"].Sequential and dist["fm"][0].weight is dist["w"] and dist["sf"] is dist["fm"]
+    assert dist["s0"] != dist["s1"] == dist["w"].sum().item()
+    assert dist["o"].param_groups[0]["params"][0] is dist["w"] and not dist["fm"]._forward_hooks
+    dist.cell("r=(type(fm).__name__, type(sf).__name__, fm is sf)")
+    assert dist["r"] == ("FSDPSequential", "FSDPSequential", True) and dist.gathered == 0
+    dist.here("with torch.no_grad(): w[7] = 0; w[299] = 1")
+    dist.cell("r=(w.full_tensor()[[7, 299]].sum(1).tolist(), w is fm[0].weight)")
+    assert dist["r"] == ([0.0, 300.0], True) and dist.gathered == 0
