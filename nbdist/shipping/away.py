@@ -157,11 +157,12 @@ class Away:
                 spread.agreed(value, digest)
 
     def replaced(self, module: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """A strategy has put parameters of a module (new) in the place of others (old): the notebook's stand for them,
-        and nothing here keeps the old ones.
+        """A strategy has put parameters of a module, or what belongs to them (new), in the place of others (old): the
+        notebook's stand for them, and nothing here keeps the old ones.
         """
         self._table.kinds.spread = True
-        self._sharded.add(module)
+        if module is not None:
+            self._sharded.add(module)
         self._table.replace(pairs)
 
     def own(self, key: str, name: str) -> Any:

@@ -103,7 +103,10 @@ class NotGathered(StaysOnRank):
 
 def own_of(value: Any) -> dict[str, Any]:
     """The user's attributes of such a tensor."""
-    return {name: content for name, content in value.__dict__.items() if name != "_is_param"}
+    return {name: content for name, content in value.__dict__.items() if name not in _TORCHS}
+
+
+_TORCHS = frozenset({"_is_param", "_fsdp_orig_uid"})
 
 
 def is_parameter(value: Any) -> bool:
@@ -284,7 +287,7 @@ class SpreadKind(TensorKind):
                 value.grad = grad if grad is None or is_spread(grad) else _in_parts(grad, value)
         for name in [name for name in own_of(value) if name not in own]:
             del value.__dict__[name]
-        value.__dict__.update(own)
+        value.__dict__.update({name: content for name, content in own.items() if name not in _TORCHS})
 
 
 def _dense(patch: Patch) -> Any:

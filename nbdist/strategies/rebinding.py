@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from nbdist.state import replaced_hooks
 from nbdist.strategies import carrying
 from nbdist.strategies.refusing import nested, refuse
 
@@ -98,6 +99,8 @@ def replaced(module: torch.nn.Module, before: Parameters) -> None:
         return
     _replacements[0] += 1
     carrying.belongings(pairs)
+    for hook in replaced_hooks:
+        hook(module, [(old, new) for _, old, new in pairs])
     pairs.clear()
     for optimizer in list(_known):
         if any(moved(parameter) is not None for parameter in trained_by(optimizer)):
@@ -141,7 +144,7 @@ def _rebind(optimizer: torch.optim.Optimizer, moves: Mapping[int, tuple[torch.Te
     for group in optimizer.param_groups:
         _exchange(group, moves)
         _one_by_one(group)
-    entries = list(optimizer.state.items())
+    entries, states = list(optimizer.state.items()), []
     if any(isinstance(key, torch.Tensor) and id(key) in moves for key, _ in entries):
         optimizer.state.clear()
         while entries:
@@ -150,9 +153,14 @@ def _rebind(optimizer: torch.optim.Optimizer, moves: Mapping[int, tuple[torch.Te
             if old is None or new is None:
                 optimizer.state[key] = state
                 continue
-            for name in list(state):
-                state[name] = _spread(state[name], old, new)
+            for name, value in list(state.items()):
+                state[name] = _spread(value, old, new)
+                if replaced_hooks and state[name] is not value and isinstance(value, torch.Tensor):
+                    states.append((value, state[name]))
+                del value
             optimizer.state[new] = state
+    for hook in replaced_hooks if states else ():
+        hook(None, states)
     for name, value in list(vars(optimizer).items()):
         if name not in ("param_groups", "state"):
             _exchange(value, moves)
