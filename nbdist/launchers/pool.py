@@ -22,6 +22,7 @@ from nbdist.launchers.devices import PoolOptions, who_is_there
 from nbdist.launchers.errors import NotOnTheRanks, StartFailed
 from nbdist.launchers.late import LateCells
 from nbdist.launchers.reader import Event, Reader
+from nbdist.launchers.request import RETURN_LIMIT
 from nbdist.launchers.shield import shielded
 from nbdist.launchers.starting import make_files, specs_of, surroundings, wait_for_ready
 from nbdist.launchers.turn import Turn
@@ -291,7 +292,10 @@ class Pool:
         if not self.alive or self.busy:
             state = "a cell is running on them" if self.busy else "they have ended"
             raise NotOnTheRanks(f"cannot read {name!r} from the ranks: {state}")
-        answers = self.ask(ranks, "peek", name=name, attributes=list(attributes))
+        what = {"name": name, "attributes": list(attributes)}
+        answers = self.ask(ranks, "peek", whole=False, asks=True, **what)
+        if any(answer["answer"] is not None for answer in answers.values()):
+            answers = self._peek_whole(ranks, what)
         missing = [rank for rank in ranks if rank not in answers]
         if missing:
             raise NotOnTheRanks(
@@ -300,6 +304,16 @@ class Pool:
         from nbdist.shipping import Parcel
 
         return [self.home.unpack(Parcel(answers[rank].blob, answers[rank].files)) for rank in ranks]
+
+    def _peek_whole(self, ranks: Sequence[int], what: dict[str, Any]) -> dict[int, Any]:
+        """Of a value that is spread over the ranks: all of it where they have the same and it is not too much."""
+        told = self.ask(range(self.size), "peek", whole=False, asks=True, **what)
+        reports = [answer["answer"] for answer in told.values() if answer["answer"] is not None]
+        alike = len(reports) == self.size and len({report["signature"] for report in reports}) == 1
+        whole = alike and self.unsettled is None and sum(reports[0]["sizes"]) <= RETURN_LIMIT
+        if not whole:
+            return self.ask(ranks, "peek", whole=False, asks=False, **what)
+        return self.ask(range(self.size), "peek", whole=True, asks=False, **what)
 
     def _fetch(self, handle: RankedValue, attributes: tuple[str, ...]) -> Any:
         return self.peek(handle_facts(handle).key, [0], attributes)[0]

@@ -386,14 +386,37 @@ class Away:
 
     # -- looking in from outside
 
-    def peek(self, name: str, attributes: tuple[str, ...] = (), limit: int = _LIMIT) -> Parcel:
+    def peek(self, name: str, attributes: tuple[str, ...] = (), limit: int = _LIMIT, whole: bool = False) -> Parcel:
         """A free-standing copy of a value of this rank's, for `Home.unpack`.
 
         Args:
             name: a name, or the key of a handle.
             attributes: to be read one after the other.
+            whole: bring together what is spread over the ranks, as `reach_of` told; all ranks must.
         """
-        return peek(self._encoder, self._table, self._look, self.rank, name, attributes, limit)
+        there, self._reached = self._reached, Reached()
+        try:
+            if whole:
+                gather(there.values, keep=True)
+            return peek(self._encoder, self._table, self._look, self.rank, name, attributes, limit)
+        finally:
+            let_go(there.values)
+
+    def reach_of(self, name: str, attributes: tuple[str, ...] = ()) -> dict[str, Any] | None:
+        """Before `peek`: what is spread over the ranks in this value; None for nothing."""
+        self._reached = Reached()
+        if not self._table.kinds.spread:
+            return None
+        spread.put_back_in_parts(self._sharded)
+        try:
+            value = self._look(name, name.split("@")[0])
+            for attribute in attributes:
+                value = getattr(value, attribute)
+        except Exception:  # peek tells it
+            return None
+        walked = self._table.walker.walk([("", value)], light=True, place=True)
+        self._reached = reached(walked, {}, None)
+        return self._reached.report() if self._reached.values else None
 
     def raised(self, error: BaseException, *, lead: bool, limit: int = _LIMIT) -> list[Parcel]:
         """The exception that ended the run, for `Home.raised`; after `give`. More than one parcel: the second is for a

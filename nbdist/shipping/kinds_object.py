@@ -123,7 +123,14 @@ class ModuleKind(ObjectKind):
         own = value.__dict__
         if not (parametrized(cls) or home_class(cls) is not cls or put_there_by_a_strategy(own) or hooks_stay(own)):
             return None
-        return copyreg.__newobj__, (home_class(cls),), self.attributes(value)  # type: ignore[attr-defined]
+        if home_class(cls) is not cls:  # pickle insists that what `__newobj__` makes is of the object's own class
+            return make_bare, (home_class(cls),), self.attributes(value)
+        return copyreg.__newobj__, (cls,), self.attributes(value)  # type: ignore[attr-defined]
+
+
+def make_bare(cls: type) -> Any:
+    """A new object of a class, without attributes."""
+    return cls.__new__(cls)
 
 
 def hooks_stay(attributes: dict[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from nbdist import state, system
 from nbdist.config.detect import note_rank
-from nbdist.shipping import Away
+from nbdist.shipping import Away, Parcel
 from nbdist.shipping.link import Link, LinkClosed, Message
 from nbdist.sockets import ESTABLISHED, connections
 from nbdist.worker import cells, environment
@@ -265,9 +265,18 @@ class Rank:
         self.link.send("healed", query=message["query"], answer={"error": error, "how": how})
 
     def _peek(self, message: Message) -> None:
-        parcel = self.away.peek(message["name"], tuple(message["attributes"]))
+        name, attributes, whole = message["name"], tuple(message["attributes"]), message["whole"]
+        reached = None
+        if whole:
+            self.default_group.reopen()
+        else:
+            reached = self.away.reach_of(name, attributes)
+        if reached is not None and message["asks"]:  # else it was asked for by name, and the notebook knows what it is
+            parcel = Parcel(b"")
+        else:
+            parcel = self.away.peek(name, attributes, whole=whole)
         try:
-            self.link.send("peeked", parcel.head, parcel.files, query=message["query"], answer=None)
+            self.link.send("peeked", parcel.head, parcel.files, query=message["query"], answer=reached)
         finally:
             parcel.close()
 
