@@ -310,7 +310,8 @@ class Pool:
         told = self.ask(range(self.size), "peek", whole=False, asks=True, **what)
         reports = [answer["answer"] for answer in told.values() if answer["answer"] is not None]
         alike = len(reports) == self.size and len({report["signature"] for report in reports}) == 1
-        whole = alike and self.unsettled is None and sum(reports[0]["sizes"]) <= RETURN_LIMIT
+        in_order = self.unsettled is None or self.unsettled.put_right
+        whole = alike and in_order and sum(reports[0]["sizes"]) <= RETURN_LIMIT
         if not whole:
             return self.ask(ranks, "peek", whole=False, asks=False, **what)
         return self.ask(range(self.size), "peek", whole=True, asks=False, **what)

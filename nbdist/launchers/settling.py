@@ -78,6 +78,7 @@ def put_right(run: CellRun, screen: Screen) -> str:
     """At the end of a cell that all ranks have ended, what settling would do before the next. Returns what is wrong."""
     repair, heal = what_is_to_be_put_right(run)
     if not repair and not heal:
+        run.put_right = True
         return ""
     lost, how = _heal(run.pool, run, screen, heal, repair)
     run.put_right = not lost

@@ -135,6 +135,8 @@ def packs(encoder: Encoder, known: Callable[[int], Token], value: Any) -> Except
 
 def why(encoder: Encoder, known: Callable[[int], Token], name: str, value: Any, error: BaseException) -> str:
     """The reason in words, with the path to the part that is to blame."""
+    if isinstance(error, NotGathered):
+        return str(error)
     deep = too_deep(value, error)
     if deep:
         return f"it is {deep}"
