@@ -1,0 +1,161 @@
+"""What is spread over the ranks is the notebook's own, whole, after each cell; what the notebook changes in it reaches
+each rank's part.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.notebook import Notebook
+
+pytestmark = [pytest.mark.kernel, pytest.mark.ranks]
+
+MADE = """
+import copy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+rows = TensorDataset(torch.randn(40, 4), torch.randint(0, 3, (40,)))
+model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3))  # 7 and 3 rows on 2 ranks
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
+loader = DataLoader(rows, batch_size=5)
+alone, alone_optimizer, alone_scheduler = copy.deepcopy((model, optimizer, scheduler))
+weight, kind = model[0].weight, type(model)
+
+def train_alone():
+    for x, y in DataLoader(rows, batch_size=10):
+        alone_optimizer.zero_grad()
+        nn.functional.cross_entropy(alone(x), y).backward()
+        alone_optimizer.step()
+
+def apart():
+    pairs = list(zip(model.parameters(), alone.parameters(), strict=True))
+    states = [(optimizer.state[a][k], alone_optimizer.state[b][k]) for a, b in pairs for k in alone_optimizer.state[b]]
+    return max((a - b).abs().max().item() for a, b in [*pairs, *states])
+
+def both(edit):
+    for one, its in ((model, optimizer), (alone, alone_optimizer)):
+        edit(one, its)
+"""
+PREPARE = """
+from nbdist import Accelerator
+accelerator = Accelerator()
+model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+"""
+TRAIN = """
+for x, y in loader:
+    optimizer.zero_grad()
+    accelerator.backward(nn.functional.cross_entropy(model(x), y))
+    optimizer.step()
+"""
+# How many wholes the last cell brought together, in the ranks' own words.
+WATCHED = """
+from nbdist.shipping import away
+if not hasattr(away, "gathered"):
+    away.gathered, away.was = [], away.gather
+    def gather(values, keep):
+        away.gathered.append(len(values))
+        return away.was(values, keep)
+    away.gather = gather
+"""
+
+
+def trains_as_alone(nb: Notebook) -> None:
+    nb.ranks(TRAIN)
+    nb.ok("train_alone()")
+    assert nb.value("apart()") < 1e-5
+
+
+def test_a_sharded_model_is_the_notebooks_own_and_its_edits_reach_the_ranks(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(WATCHED + PREPARE, "-n 2 --backend fsdp")
+    trains_as_alone(nb)
+    assert nb.value("type(model) is kind and model[0].weight is weight and type(weight) is nn.Parameter")
+    assert nb.value("optimizer.param_groups[0]['params'] == list(model.parameters())")
+    assert nb.value("type(optimizer).__name__, len(optimizer.state)") == ("AdamW", 4)
+    assert nb.value("not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())")
+    assert nb.value("torch.equal(model(rows.tensors[0]), ranks['model'][1](rows.tensors[0]))")
+    nb.ranks("seen = (type(model[0].weight).__name__, len(model))")
+    before = nb.value("ranks[0]['away'].gathered if False else ranks['seen'][1][0]")
+    assert before == "DTensor"
+    nb.ok("with torch.no_grad():\n    both(lambda one, its: one[0].weight[0].zero_())")
+    trains_as_alone(nb)
+    nb.ok("both(lambda one, its: its.state[one[2].weight]['exp_avg'].mul_(2))")
+    trains_as_alone(nb)
+    nb.ok("both(lambda one, its: one[0].weight.requires_grad_(False))")
+    trains_as_alone(nb)
+    nb.ok("both(lambda one, its: its.load_state_dict(copy.deepcopy(its.state_dict())))")
+    trains_as_alone(nb)
+    nb.ok("both(lambda one, its: one.load_state_dict({k: v * 0.5 for k, v in one.state_dict().items()}))")
+    trains_as_alone(nb)
+
+
+def test_on_new_ranks_it_is_a_plain_model_again_and_goes_on(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    trains_as_alone(nb)
+    nb.ok("%distributed restart")
+    nb.ranks("whole = type(model[0].weight).__name__\n" + PREPARE, "-n 2 --backend fsdp")
+    assert nb.value("whole") == "Parameter"
+    trains_as_alone(nb)
+
+
+def test_a_cell_that_fails_brings_it_home_too(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    nb.fails(TRAIN + "raise ValueError('on all')")
+    nb.ok("train_alone()")
+    assert nb.value("apart()") < 1e-5
+    nb.fails(TRAIN + "import torch.distributed as dist\nif rank: raise ValueError('on one')\ndist.barrier()")
+    nb.ok("train_alone()")
+    assert nb.value("apart()") < 1e-5
+    trains_as_alone(nb)
+
+
+def test_what_not_all_ranks_can_bring_stays_and_is_told(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    trains_as_alone(nb)
+    quiet = nb.ranks("kept = len(model)", "--ranks 0")
+    assert "in the notebook" not in quiet.text
+    told = nb.ranks("with torch.no_grad():\n    model[0].weight.to_local().zero_()", "--ranks 0")
+    assert "rank 1 did not run the cell" in told.text and "%distributed pull model" in told.text
+    assert nb.value("apart()") < 1e-5
+    nb.ok("%distributed pull model")
+    assert nb.value("weight[0].tolist(), bool(weight[6].any())") == ([0.0] * 4, True)
+
+
+def test_over_the_limit_it_stays_and_pull_brings_it(nb: Notebook) -> None:
+    nb.ok(MADE + "import functools, nbdist.magics.distributed as magic\nRequest = magic.Request\n")
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    nb.ok("magic.Request = functools.partial(Request, limit=4096)")
+    nb.ok("before = weight.clone()")
+    told = nb.ranks(TRAIN + "moments = optimizer.state[model[0].weight]['exp_avg']")
+    nb.ok("magic.Request = Request")
+    assert "over the return limit of" in told.text
+    assert nb.value("type(moments).__name__") == "RankedValue"
+    nb.ok("%distributed pull optimizer")
+    nb.ok("%distributed pull model")
+    nb.ok("train_alone()")
+    assert nb.value("apart()") < 1e-5
+
+
+def test_tensors_that_the_user_spreads(nb: Notebook) -> None:
+    nb.ok("import torch")
+    nb.ranks(
+        "from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh\n"
+        "mesh = init_device_mesh('cpu', (2,))\n"
+        "spread = distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])\n"
+        "held = {'a': spread, 'b': distribute_tensor(torch.ones(2), mesh, [Replicate()])}"
+    )
+    assert nb.value("type(spread) is torch.Tensor, spread.tolist(), held['a'] is spread") == (
+        True,
+        [0.0, 1.0, 2.0, 3.0, 4.0],
+        True,
+    )
+    nb.ok("spread[4] = 100; held['b'] += 1")
+    nb.ranks("parts = (spread.to_local().tolist(), held['b'].to_local().tolist(), held['a'] is spread)")
+    assert nb.value("list(ranks['parts'])") == [([0, 1, 2], [2, 2], True), ([3, 100], [2, 2], True)]
