@@ -264,8 +264,8 @@ INTERFACES: tuple[Interface, ...] = (
         "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks "
         "_forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks "
         "_load_state_dict_post_hooks",
-        "nbdist/shipping/kinds_object.py nbdist/shipping/pickler.py nbdist/worker/holdings.py "
-        "nbdist/strategies/carrying.py",
+        "nbdist/shipping/kinds_object.py nbdist/shipping/pickler.py nbdist/shipping/reaching.py "
+        "nbdist/worker/holdings.py nbdist/strategies/carrying.py",
         "the empty tables of an nn.Module cost nothing in a message",
         "a table with another name travels as any attribute does",
         self_tests.module_parts,
@@ -339,7 +339,17 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
-        "_fully_shard _api _subclasses",
+        "__composable_api_ _is_fsdp_managed_module _fsdp_use_orig_params _distribute_module_applied _is_param "
+        "_fsdp_orig_uid",
+        "nbdist/shipping/spread.py",
+        "what sharding has set on a module and its parameters stays on the ranks",
+        "those attributes come home with the module",
+        self_tests.marks_of_sharding,
+        "",
+    ),
+    Interface(
+        "torch",
+        "_fully_shard _subclasses",
         "nbdist/shipping/exporters.py nbdist/strategies/fsdp_repair.py",
         "what is sharded, fake or bound to a process stays on the ranks, by the full name of its class",
         "a class that has moved is found by its public name, or named as what cannot be packed",

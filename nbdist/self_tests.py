@@ -289,6 +289,14 @@ def classes_that_stay() -> None:
             assert isinstance(getattr(importlib.import_module(module), name), type), path
 
 
+def marks_of_sharding() -> None:
+    from torch.distributed._composable import contract
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(FSDPModule, type)
+    assert str(contract.STATE_KEY).startswith("__composable_api_")
+
+
 def counting_gpus() -> None:
     import torch
 

@@ -21,7 +21,7 @@ from nbdist.shipping.message import (
     TooLarge,
     binding_order,
 )
-from nbdist.shipping.spread import NotGathered
+from nbdist.shipping.spread import SPREAD, NotGathered, leaves_gradient
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import Node, Walked
 
@@ -62,6 +62,8 @@ class Giving:
         for token, node in changed(table, walked.nodes):
             try:
                 self.updates[token] = (node, node.kind.change(node.value, table.snapshots[token], node.snapshot))
+                if node.kind is SPREAD and leaves_gradient(node.value):
+                    self.again.add(token)
             except NotGathered:
                 continue
             except Exception as error:

@@ -58,7 +58,7 @@ from nbdist.shipping.rebuilding import (
 )
 from nbdist.shipping.reducers import REDUCERS
 from nbdist.shipping.regions import raw
-from nbdist.shipping.spread import SPREAD, is_parameter, own_of, whole_of
+from nbdist.shipping.spread import SPREAD, is_parameter, leaves_gradient, own_of, whole_of
 from nbdist.shipping.views import KnownMemory, make_array_view, make_tensor_view
 
 NAMESPACE, MEMORY, SIDE, FIRST = 0, 1, 2, 3
@@ -274,7 +274,7 @@ class Packer(cloudpickle.Pickler):
         """A tensor that is spread over the ranks: the whole of it."""
         torch: Any = torch_if_loaded()
         whole, own = whole_of(value), own_of(value)
-        grad = value.grad if value.is_leaf else None
+        grad = value.grad if value.is_leaf and not leaves_gradient(value) else None
         parameter = is_parameter(value)
         ref = self.outgoing.add(*tensor_extent(whole), whole, torch=True)
         leaf = value.requires_grad and value.is_leaf

@@ -77,7 +77,7 @@ def image_of(value: Any) -> Image:
 
 def part_of(value: Any) -> Any:
     """This rank's part: the tensor that the optimizer steps on."""
-    return value._local_tensor
+    return value.detach().to_local()
 
 
 def local_digest(value: Any) -> Any:
@@ -269,7 +269,7 @@ class SpreadKind(TensorKind):
         content: Any = None
         if old is None or old[0] != self.letter or old[1][:3] != new[1][:3] or old[1][4] != new[1][4]:
             content = Content(whole_of(value))
-        grad = value.grad if value.is_leaf else None
+        grad = value.grad if value.is_leaf and not leaves_gradient(value) else None
         return content, value.requires_grad and value.is_leaf, grad, own_of(value)
 
     def apply(self, value: Any, change: Any) -> None:
@@ -288,6 +288,12 @@ class SpreadKind(TensorKind):
         for name in [name for name in own_of(value) if name not in own]:
             del value.__dict__[name]
         value.__dict__.update({name: content for name, content in own.items() if name not in _TORCHS})
+
+
+def leaves_gradient(value: Any) -> bool:
+    """Is its gradient to be left on the ranks this time, although it comes itself?"""
+    grad = value.grad if value.is_leaf else None
+    return is_spread(grad) and image_of(grad).whole is None and image_of(grad).reason is not NOT_GATHERED
 
 
 def _dense(patch: Patch) -> Any:
