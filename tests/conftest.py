@@ -1,8 +1,9 @@
-"""How the suite is shared out when several workers run it (`make test`: pytest -n 2)."""
+"""How the suite is shared out when several workers run it (`make test`: pytest -n 2), and what holds for all of it."""
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 from typing import Any
 
@@ -24,6 +25,12 @@ def _place(item: pytest.Item) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _worker(config):
         items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """What a test collects is then its own garbage, not looked for among torch, its libraries and all the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,6 +5,7 @@ The function is a module-level one, called as function(rank, ranks, *args) in pr
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -17,6 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+# Once, in the server, what each rank would import anew: an optimizer brings torch._dynamo, which takes over a second.
+_PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "nbdist.accelerator"]
+
 
 def run_ranks(function: Callable[..., Any], ranks: int, *args: Any, limit: float = 60.0) -> list[Any]:
     """Run the function on so many ranks; all of them are gone afterwards.
@@ -25,7 +29,7 @@ def run_ranks(function: Callable[..., Any], ranks: int, *args: Any, limit: float
         AssertionError: a rank failed (the first one's traceback) or did not answer within `limit` seconds.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "nbdist.accelerator"])
+    context.set_forkserver_preload(_PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         processes, ends = [], []
         for rank in range(ranks):
@@ -72,6 +76,7 @@ def _rank(end: Any, function: Callable[..., Any], rank: int, ranks: int, store: 
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # a collection is of what this test makes
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
