@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -91,12 +92,21 @@ def variable_of(value: Any) -> tuple[str | None, int | None]:
         frame = frame.f_back
     if frame is None:
         return None, None
-    spaces = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
+    local = frame.f_locals
+    found = _found(local, frame.f_globals, value)
+    # Before Python 3.13 a function's frame keeps the dict that was made for us, and what is in it alive. It is emptied,
+    # unless the user has it too, by `locals()` (3 hold it: the frame, we, and getrefcount).
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(local) is dict and sys.getrefcount(local) <= 3:
+        local.clear()
+    return found
+
+
+def _found(local: dict[str, Any], module: dict[str, Any], value: Any) -> tuple[str | None, int | None]:
     for look in (_directly, _inside):
-        for space in spaces:
+        for space in (local,) if local is module else (local, module):
             name = look(space, value)
             if name is not None:
-                return name, id(space) if space is frame.f_globals else None
+                return name, id(space) if space is module else None
     return None, None
 
 
