@@ -130,7 +130,8 @@ class ModuleKind(ObjectKind):
 
 def make_bare(cls: type) -> Any:
     """A new object of a class, without attributes."""
-    return cls.__new__(cls)
+    made: Any = cls
+    return made.__new__(made)
 
 
 def hooks_stay(attributes: dict[str, Any]) -> bool:

@@ -139,7 +139,7 @@ def stand_for(table: Table) -> list[tuple[Token, str, Token]]:
             references, count = snapshot[2], len(snapshot[2]) // 2
             before = dict(zip(references[:count], references[count:], strict=False))
             for name, one in new.items():
-                old = before.get(name)
+                old: Any = before.get(name)
                 known = table.tokens.get(id(old)) if isinstance(old, torch.Tensor) else None
                 if known is not None and old.shape == one.shape and old.dtype == one.dtype:
                     found.append((token, name, known))

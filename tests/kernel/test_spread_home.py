@@ -159,3 +159,33 @@ def test_tensors_that_the_user_spreads(nb: Notebook) -> None:
     nb.ok("spread[4] = 100; held['b'] += 1")
     nb.ranks("parts = (spread.to_local().tolist(), held['b'].to_local().tolist(), held['a'] is spread)")
     assert nb.value("list(ranks['parts'])") == [([0, 1, 2], [2, 2], True), ([3, 100], [2, 2], True)]
+
+
+def test_whole_parameters_that_came_from_the_notebook_are_let_go(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks("import weakref\nold = [weakref.ref(one) for one in model.parameters()]")
+    nb.ranks(
+        PREPARE + "left = [ref() is not None for ref in old]\n"
+        "import gc\nkept = [len(gc.get_referrers(ref())) for ref in old if ref() is not None]",
+        "-n 2 --backend fsdp",
+    )
+    assert nb.value("list(ranks['left'])") == [[False] * 4] * 2, nb.value("list(ranks['kept'])")
+
+
+def test_stop_brings_it_home(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    cell = nb.run(
+        "%%distributed\nprint('begun')\nsteps = 0\nfor _ in range(100000):\n    for x, y in loader:\n"
+        "        optimizer.zero_grad()\n        accelerator.backward(nn.functional.cross_entropy(model(x), y))\n"
+        "        optimizer.step()\n        steps += 1",
+        stop_after=0.7,
+        stop_when=lambda shown: "begun" in shown.text,
+    )
+    assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert nb.value(
+        "all(torch.equal(a, b) for one in ranks['model'] for a, b in zip(one.parameters(), model.parameters()))"
+    )
+    assert nb.value("int(optimizer.state[weight]['step']) == steps > 0")
+    nb.ranks("torch.manual_seed(0)\n" + TRAIN)
+    assert nb.value("torch.equal(ranks['model'][1][0].weight, weight)")
