@@ -28,7 +28,7 @@ SHARDING = {
 }
 _PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 _STATES = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
-_DTYPES = {"fp8": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "no": "float32"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "no": "float32"}
 
 
 @dataclasses.dataclass
@@ -112,7 +112,7 @@ class FullyShardedDataParallelPlugin:
 
         value = self.state_dict_type if state_dict_type is None else state_dict_type
         if value is None:
-            value = variables.one_of(f"{PREFIX}STATE_DICT_TYPE", _STATES) or "SHARDED_STATE_DICT"
+            value = _said("STATE_DICT_TYPE", _STATES) or _STATES[2]
         name = _word(value, "state_dict_type", _STATES)
         if name == "LOCAL_STATE_DICT":
             raise ValueError(f"{_FIELD}state_dict_type is {name}, which FSDP2 does not have; it takes {_STATES[2]}")
@@ -130,43 +130,51 @@ class FullyShardedDataParallelPlugin:
         self.fsdp_version = 2
 
     def _take_sharding(self) -> None:
-        reshard = self.reshard_after_forward
-        if self.sharding_strategy is None and isinstance(reshard, str) and _flag_or_none(reshard) is None:
-            self.sharding_strategy, reshard = reshard, None  # FSDP1's words may stand in either field
-        if self.sharding_strategy is not None:
-            self.sharding_strategy = _word(self.sharding_strategy, "sharding_strategy", tuple(SHARDING))
-        elif reshard is None:
-            self.sharding_strategy, reshard = _sharding_said()
+        word, reshard = self.sharding_strategy, self.reshard_after_forward
+        if word is not None:
+            word = _word(word, "sharding_strategy", tuple(SHARDING))
+        if hasattr(reshard, "name") or (isinstance(reshard, str) and not reshard.isdigit()):
+            told = _word(reshard, "reshard_after_forward", ("TRUE", "FALSE", *SHARDING))
+            reshard = {"TRUE": True, "FALSE": False}.get(told)
+            if reshard is None:  # one of FSDP1's words, which may stand in either field
+                word, reshard = word or told, SHARDING[told][0]
+        if word is None and reshard is None:
+            word, reshard = _sharding_said()
         if reshard is None:
-            reshard = True if self.sharding_strategy is None else SHARDING[self.sharding_strategy][0]
-        if isinstance(reshard, str):
-            reshard = _flag_or_none(reshard)
-        if type(reshard) is not bool and (not isinstance(reshard, int) or reshard < 2):
+            reshard = word is None or SHARDING[word][0]
+        if not isinstance(reshard, bool) and (not isinstance(reshard, int) or reshard < 2):
             wants = "True, False or how many ranks keep a unit's parameters together, 2 or more"
-            raise checks.wrong(f"{_FIELD}reshard_after_forward", self.reshard_after_forward, wants)
-        self.reshard_after_forward = reshard
+            raise checks.wrong(f"{_FIELD}reshard_after_forward", reshard, wants)
+        self.sharding_strategy, self.reshard_after_forward = word, reshard
 
     def _take_wrapping(self) -> None:
         policy = self.auto_wrap_policy
         if policy is None:
-            policy = variables.one_of(f"{PREFIX}AUTO_WRAP_POLICY", WRAPPING)
+            policy = _said("AUTO_WRAP_POLICY", WRAPPING)
         elif isinstance(policy, str):
             policy = _word(policy, "auto_wrap_policy", WRAPPING)
-        elif policy in _torchs_policies():
-            policy = _torchs_policies()[policy]
-        elif not callable(policy):
+        elif callable(policy):
+            policy = next((word for one, word in _torchs_policies() if one is policy), policy)
+        else:
             raise checks.wrong(f"{_FIELD}auto_wrap_policy", policy, f"one of {', '.join(WRAPPING)}, or a function")
-        self.auto_wrap_policy = policy
-        names = self.transformer_cls_names_to_wrap
-        if names is None:
+        names, least = self.transformer_cls_names_to_wrap, self.min_num_params
+        if policy is None and names is not None and least is not None:
+            raise ValueError(f"{_FIELD}transformer_cls_names_to_wrap and min_num_params exclude each other: give one")
+        if policy is None and (names is not None or least is not None):
+            policy = WRAPPING[0] if names is not None else WRAPPING[1]
+        # A launcher sets these whatever the policy is.
+        if names is None and policy == WRAPPING[0]:
             names = variables.text(f"{PREFIX}TRANSFORMER_CLS_TO_WRAP")
-        self.transformer_cls_names_to_wrap = _class_names(names)
-        least = self.min_num_params
-        if least is None:
+        if least is None and policy == WRAPPING[1]:
             least = variables.whole(f"{PREFIX}MIN_NUM_PARAMS", 0)
         elif least is not None:
             least = checks.whole(least, f"{_FIELD}min_num_params", "a number of parameters", 0)
-        self.min_num_params = least
+        self.auto_wrap_policy, self.min_num_params = policy, least
+        self.transformer_cls_names_to_wrap = _class_names(names)
+        for name, wants in (("transformer_cls_names_to_wrap", WRAPPING[0]), ("min_num_params", WRAPPING[1])):
+            if getattr(self, name) is not None and policy != wants:
+                told = policy if isinstance(policy, str) else "a function"
+                _without_effect(name, f"auto_wrap_policy is {told}, not {wants}")
         self.ignored_modules = _ignored(self.ignored_modules)
 
     def _take_flags(self) -> None:
@@ -179,6 +187,7 @@ class FullyShardedDataParallelPlugin:
             raise ValueError(f"{_FIELD}activation_checkpointing_offload needs activation_checkpointing=True")
         if self.param_init_fn is not None:
             checks.called(self.param_init_fn, f"{_FIELD}param_init_fn", "a function of a module")
+        _said("BACKWARD_PREFETCH", _PREFETCH)
         if self.backward_prefetch is not None:
             known = _word(self.backward_prefetch, "backward_prefetch", _PREFETCH)
             if known != "BACKWARD_PRE":
@@ -186,6 +195,7 @@ class FullyShardedDataParallelPlugin:
             self.backward_prefetch = None
         for name, (usual, why) in _IGNORED.items():
             value = getattr(self, name)
+            variables.flag(f"{PREFIX}{name.upper()}")
             if value is not None and checks.flag(value, f"{_FIELD}{name}") is not usual:
                 _without_effect(f"{name}={value}", why)
         for name in ("state_dict_config", "optim_state_dict_config"):
@@ -227,32 +237,27 @@ def _word(value: Any, field: str, known: tuple[str, ...]) -> str:
     return name.upper()
 
 
-def _flag_or_none(text: str) -> bool | None:
-    return {"true": True, "false": False}.get(text.lower())
-
-
 def _sharding_said() -> tuple[str | None, bool | None]:
     """What the environment says: one of FSDP1's words, or whether parameters are freed after forward."""
-    said = variables.text(f"{PREFIX}RESHARD_AFTER_FORWARD")
-    if said is not None and _flag_or_none(said) is not None:
-        return None, _flag_or_none(said)
+    word = _said("SHARDING_STRATEGY", tuple(SHARDING))
+    if word is not None and variables.whole(f"{PREFIX}VERSION", 1) != 2:  # with 2 a launcher sets it too
+        return word, None
     word = variables.one_of(f"{PREFIX}RESHARD_AFTER_FORWARD", ("true", "false", *SHARDING))
-    if variables.whole(f"{PREFIX}VERSION", 1) == 1:  # only then a launcher means it
-        word = _numbered(f"{PREFIX}SHARDING_STRATEGY") or word
-    return word, None
+    return (None, word == "true") if word in ("true", "false") else (word, None)
 
 
-def _numbered(variable: str) -> str | None:
-    said = variables.text(variable)
-    if said is not None and said.isdigit() and 1 <= int(said) <= len(SHARDING):
-        return tuple(SHARDING)[int(said) - 1]
-    return variables.one_of(variable, tuple(SHARDING))
+def _said(variable: str, known: tuple[str, ...]) -> str | None:
+    """What the environment says, one of these words; or its number, counted from 1."""
+    said = variables.text(f"{PREFIX}{variable}")
+    if said is not None and said.isdigit() and 1 <= int(said) <= len(known):
+        return known[int(said) - 1]
+    return variables.one_of(f"{PREFIX}{variable}", known)
 
 
-def _torchs_policies() -> dict[Any, str]:
+def _torchs_policies() -> list[tuple[Any, str]]:
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
-    return {transformer_auto_wrap_policy: WRAPPING[0], size_based_auto_wrap_policy: WRAPPING[1]}
+    return [(transformer_auto_wrap_policy, WRAPPING[0]), (size_based_auto_wrap_policy, WRAPPING[1])]
 
 
 def _class_names(value: Any) -> list[str] | None:
