@@ -137,10 +137,11 @@ class Supervisor:
         """End what a dead rank left behind: its DataLoader workers and subprocesses are re-parented to us."""
         while True:
             time.sleep(SWEEP_EVERY)
+            known = list(groups)  # before the table: a rank that starts meanwhile is not in it, and has not ended
             table = system.parents()
             if table.get(self.server, (0, "Z"))[1] == "Z":  # its ranks ended with it; the notebook starts another of us
                 end()
-            self._end_groups_of_the_dead(table)
+            self._end_groups_of_the_dead(known, table)
             for pid, (parent, _) in table.items():
                 if parent == os.getpid() and pid not in self.own:
                     for below in [*descendants(pid), pid]:
@@ -150,11 +151,11 @@ class Supervisor:
                     except OSError:
                         pass
 
-    def _end_groups_of_the_dead(self, table: dict[int, tuple[int, str]]) -> None:
+    def _end_groups_of_the_dead(self, known: list[int], table: dict[int, tuple[int, str]]) -> None:
         """Without adoption the orphans of a rank are init's; those that stayed in its process group are found by
         that.
         """
-        for pid in list(groups):
+        for pid in known:
             if table.get(pid, (0, "Z"))[1] == "Z":
                 groups.remove(pid)
                 end_groups([pid])
