@@ -265,7 +265,7 @@ INTERFACES: tuple[Interface, ...] = (
         "_forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks "
         "_load_state_dict_post_hooks",
         "nbdist/shipping/kinds_object.py nbdist/shipping/pickler.py nbdist/shipping/reaching.py "
-        "nbdist/worker/holdings.py nbdist/strategies/carrying.py",
+        "nbdist/shipping/writing.py nbdist/worker/holdings.py nbdist/strategies/carrying.py",
         "the empty tables of an nn.Module cost nothing in a message",
         "a table with another name travels as any attribute does",
         self_tests.module_parts,

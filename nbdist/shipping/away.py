@@ -28,7 +28,7 @@ from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, decode
 from nbdist.shipping.versions import RankModules
 from nbdist.shipping.walk import content_digest
-from nbdist.shipping.writing import not_brought, write
+from nbdist.shipping.writing import check_parameters, not_brought, write
 
 _LIMIT = 4 << 30
 
@@ -88,6 +88,8 @@ class Away:
         except KeyError as error:
             raise CannotReceive("", f"it refers to an object that this rank does not have ({error})") from error
         self._arrived = (envelope, received)
+        if self._table.kinds.spread:
+            check_parameters(self._table, received)
         lacks = not_brought(self._table, received)
         if lacks:
             raise NeedsMore(lacks)

@@ -215,6 +215,11 @@ def put_there_by_a_strategy(attributes: dict[str, Any]) -> list[str]:
 _IN_PLACE = frozenset({"_is_fsdp_managed_module", "_fsdp_use_orig_params", "_distribute_module_applied"})
 
 
+def is_managed(value: Any) -> bool:
+    """Is this a module that fully_shard looks after?"""
+    return hasattr(type(value), "named_parameters") and "_is_fsdp_managed_module" in value.__dict__
+
+
 def put_back_in_parts(modules: Iterable[Any]) -> None:
     """After a forward without a backward a module may still have whole parameters in the place of its parts."""
     for module in modules:

@@ -12,6 +12,7 @@ from nbdist.shipping.kinds import MISSING, CannotApply
 from nbdist.shipping.message import BULKS, UPDATE
 from nbdist.shipping.patching import PATCHED, missing
 from nbdist.shipping.plain import BULK
+from nbdist.shipping.spread import home_class, is_managed, is_spread
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import Unpacked
 
@@ -25,6 +26,32 @@ def not_brought(table: Table, received: Unpacked) -> dict[Token, str]:
             if what:
                 found[token] = what
     return found
+
+
+_REPLACED = (
+    "{name!r} of a {kind} is sharded, and the notebook has put another parameter in its place. Write into it (`with "
+    "torch.no_grad(): {name}.copy_(...)`); or make the model anew (`model = copy.deepcopy(model)`), its optimizer too, "
+    "and prepare them"
+)
+
+
+def check_parameters(table: Table, received: Unpacked) -> None:
+    """What fully_shard has sharded computes with its own record of the parameters: another one would go unseen.
+
+    Raises:
+        CannotReceive: the notebook has put another parameter in the place of one that is sharded here.
+    """
+    for sort, token, content in received.values:
+        if sort != UPDATE or content[0] != "D" or not any(is_spread(one) for one in table.find(token).values()):
+            continue
+        part = table.find(token)
+        for name, new in content[1][1]:
+            old = part.get(name)
+            if not is_spread(old) or is_spread(new) or new is None:
+                continue
+            for module in table.objects.values():
+                if is_managed(module) and module._parameters is part:
+                    raise CannotReceive("", _REPLACED.format(name=name, kind=home_class(type(module)).__name__))
 
 
 def write(table: Table, received: Unpacked) -> list[Token]:

@@ -189,3 +189,13 @@ def test_stop_brings_it_home(nb: Notebook) -> None:
     assert nb.value("int(optimizer.state[weight]['step']) == steps > 0")
     nb.ranks("torch.manual_seed(0)\n" + TRAIN)
     assert nb.value("torch.equal(ranks['model'][1][0].weight, weight)")
+
+
+def test_a_parameter_put_in_the_place_of_a_sharded_one_is_refused(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    nb.ok("model[0].weight = nn.Parameter(torch.ones(7, 4))")
+    told = nb.fails(TRAIN)
+    assert "'weight' of a Linear is sharded" in told.text and "copy_" in told.text
+    nb.ok("model[0].weight = weight")
+    trains_as_alone(nb)
