@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from nbdist import messages
 from nbdist.kwargs import GradScalerKwargs
 
 
@@ -50,6 +52,7 @@ class Scaler:
         # has stepped.
         self._bad: dict[torch.optim.Optimizer, torch.Tensor] = {}
         self._stepped: dict[torch.optim.Optimizer, bool] = {}
+        self._here: dict[torch.optim.Optimizer, Any] = {}  # of those whose parameters are spread, this rank's part
 
     def seed(self, factor: float | torch.Tensor) -> torch.Tensor:
         """A backward begins: the factor for its seed, scaled; of float32, which half-precision losses must become too.
@@ -61,8 +64,7 @@ class Scaler:
                 self.torch.update(self.torch.get_scale())  # forgets who has stepped, and leaves the scale
             else:
                 self.torch.update()
-            self._bad.clear()
-            self._stepped.clear()
+            self._forget()
         if not isinstance(factor, torch.Tensor):
             factor = torch.full((), factor, device=self._device)
         self._used = True
@@ -76,14 +78,17 @@ class Scaler:
         """
         if not self._used or not self.torch.is_enabled() or optimizer in self._bad or not _has_gradients(optimizer):
             return
+        here: Any = optimizer
+        if _is_spread(optimizer):
+            here = self._here[optimizer] = _Here(optimizer)
         try:
-            self.torch.unscale_(optimizer)
+            self.torch.unscale_(here)
         except ValueError as error:
             raise ValueError(
                 f"{error} Mixed precision needs parameters in float32, and computes in float16 where that is right: "
                 "load the model in float32, or train it without mixed precision"
             ) from None
-        self._bad[optimizer] = self._overflowed(optimizer)
+        self._bad[optimizer] = self._overflowed(here)
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> tuple[Any, bool]:
         """One step, unless the gradients have overflowed.
@@ -105,9 +110,17 @@ class Scaler:
         if optimizer in self._stepped:  # once more, on the same gradients, which are what they are by now
             skipped = self._stepped[optimizer]
             return (None if skipped else optimizer.step()), skipped
+        if optimizer in self._here:
+            skipped = self._stepped[optimizer] = bool(self._bad[optimizer].item())
+            return (None if skipped else optimizer.step()), skipped
         result = self.torch.step(optimizer)
         skipped = self._stepped[optimizer] = bool(self._bad[optimizer].item())
         return result, skipped
+
+    def _forget(self) -> None:
+        self._bad.clear()
+        self._stepped.clear()
+        self._here.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, as if the update that waits for the next backward were done."""
@@ -124,19 +137,53 @@ class Scaler:
         """Scale as the scaler of this state; what waits for the next backward is forgotten."""
         if self._bad:
             self.torch.update(self.torch.get_scale())
-            self._bad.clear()
-            self._stepped.clear()
+            self._forget()
         self.torch.load_state_dict(state_dict)
 
-    def _overflowed(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """Whether gradients of this optimizer are infinite or no number, as GradScaler has found."""
+    def _overflowed(self, optimizer: Any) -> torch.Tensor:
+        """Whether gradients of this optimizer are infinite or no number, as GradScaler has found; of one whose
+        parameters are spread, on any rank.
+        """
+        spread = type(optimizer) is _Here
         found = getattr(self.torch, "_found_inf_per_device", None)
         if found is not None:
             tensors = list(found(optimizer).values())
             if tensors:
+                if spread:
+                    for one in tensors:  # they are the scaler's own: its update sees what all have found
+                        _on_any_rank(one)
                 return torch.stack([one.to(tensors[0].device) for one in tensors]).sum()
         gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        return torch.stack([~torch.isfinite(one).all().to(self._device) for one in gradients]).any()
+        bad = torch.stack([~torch.isfinite(one).all().to(self._device) for one in gradients]).any()
+        return _on_any_rank(bad.float()) if spread else bad
+
+
+class _Here:
+    """Stands for an optimizer whose parameters are spread over the ranks: this rank's part of their gradients, which
+    torch can look at in one list, however each is spread.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        self.param_groups = [{"params": [_holder(one) for one in gradients]}]
+
+
+def _holder(gradient: Any) -> torch.Tensor:
+    here: torch.Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    holder = here.detach()
+    holder.grad = here
+    return holder
+
+
+def _is_spread(optimizer: torch.optim.Optimizer) -> bool:
+    return any(hasattr(one, "to_local") for group in optimizer.param_groups for one in group["params"])
+
+
+def _on_any_rank(found: torch.Tensor) -> torch.Tensor:
+    if messages.ranks() > 1:
+        with messages.waiting():
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

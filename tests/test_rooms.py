@@ -74,7 +74,7 @@ MAY = {
     "scheduler": {"strategies"},
     "precision": {"checks", "state", "config", "kwargs"},
     "views": {"precision", "shipping"},
-    "scaling": {"kwargs"},
+    "scaling": {"kwargs", "messages"},
     "compiling": {"checks", "kwargs", "views", "precision"},
     "data": {"checks", "state", "config", "collectives", "messages", "shipping"},
     "checkpoint": {"checks", "collectives", "config", "ends", "kwargs", "messages", "state", "strategies", "views"},

@@ -9,6 +9,7 @@ serve the shards (strategies/rebinding.py); methods other than forward (strategi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -70,6 +71,7 @@ class FSDP(Strategy):
         self._plugin = plugin or FullyShardedDataParallelPlugin()
         self.parallelism: ParallelismConfig = parallelism or self._sizes()
         self._shards: Any = None  # the part of the mesh that parameters are spread over
+        self._layers: Any = None  # the one that layers are split over, None for none
         self._started = False
 
     def _sizes(self) -> ParallelismConfig:
@@ -78,8 +80,14 @@ class FSDP(Strategy):
     def setup(self) -> None:
         self._started = alone.start(self.process)  # one process that asked for it by name
         names = [name for name in self.over if name == "dp_shard" or self.parallelism.sizes[name] > 1]
-        self.mesh = self.parallelism.mesh(self.process, *names)
-        self._shards = self.mesh[tuple(names)] if len(names) > 1 else self.mesh[names[0]]
+        self.mesh = grid = self.parallelism.mesh(self.process, *names)
+        sizes = self.parallelism.sizes
+        if sizes["cp"] > 1:  # ranks that share sequences share the model and its gradients too
+            shards = sizes["dp_shard"] * sizes["cp"]
+            folded = dataclasses.replace(self.parallelism, dp_shard_size=shards, cp_size=1, cp_handler=None)
+            grid = folded.mesh(self.process, *names)
+        self._shards = grid[tuple(names)] if len(names) > 1 else grid[names[0]]
+        self._layers = grid["tp"] if self.copies > 1 else None
 
     def teardown(self) -> None:
         if self._started and dist.is_initialized():
@@ -137,7 +145,7 @@ class FSDP(Strategy):
         plugin = self._plugin
         chosen = units.choose(model, plugin)
         told = str(chosen)
-        layers = self.mesh["tp"] if self.mesh is not None and self.copies > 1 else None
+        layers = self._layers
         plan = getattr(self.parallelism.tp_handler, "plan", None)
         if layers is not None:
             plans.read(model, plan, layers.size())  # before anything is changed

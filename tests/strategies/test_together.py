@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from nbdist import Accelerator, LocalSGD, ParallelismConfig, set_seed
+from nbdist import Accelerator, LocalSGD, ParallelismConfig, set_seed, strategies
 from nbdist.kwargs import DataLoaderConfiguration
 from nbdist.utils import DistributedOperationException
 from tests.ranks import run_ranks
@@ -113,11 +114,63 @@ def _left_out(rank: int) -> dict[str, Any]:
     return {"error": str(caught.value)}
 
 
+def _overflow(rank: int) -> dict[str, Any]:
+    accelerator = Accelerator(parallelism_config=ParallelismConfig(**SIZES), mixed_precision="fp16")
+    model = Transformer(blocks=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    skipped = []
+    for step in range(3):
+        accelerator.backward(loss_of(model, torch.arange(16).reshape(2, 8) % 12))
+        if step == 1 and rank == 3:
+            model.head.weight.grad.to_local()[0, 0] = float("inf")  # in one rank's part only
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        skipped.append(optimizer.step_was_skipped)
+    accelerator.backward(loss_of(model, torch.arange(16).reshape(2, 8) % 12))
+    return {"skipped": skipped, "scale": accelerator.scaler.get_scale()}
+
+
+def _per_token(model: Transformer, numbers: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, int]:
+    loss = functional.cross_entropy(model(numbers).flatten(0, 1), wanted.flatten())
+    return loss, int((wanted >= 0).sum())
+
+
+def _sequence_parts(rank: int) -> dict[str, Any]:
+    with pytest.raises(RuntimeError, match=r"'fsdp' cannot run here: context parallel \(cp_size=2\) needs GPUs"):
+        Accelerator(parallelism_config=ParallelismConfig(dp_shard_size=2, cp_size=2))
+    strategies.context.obstacle = lambda process, size: None  # as on GPUs; this model computes each token by itself
+    accelerator = Accelerator(parallelism_config=ParallelismConfig(dp_shard_size=2, cp_size=2))
+    model, plain = Transformer(blocks=0), Transformer(blocks=0)
+    optimizer, right = (torch.optim.SGD(one.parameters(), lr=0.5, momentum=0.9) for one in (model, plain))
+    numbers = torch.randint(0, 12, (7, 8), generator=torch.Generator().manual_seed(2))
+    wanted = numbers.roll(1, 1)
+    wanted[torch.arange(7)[:, None] * torch.arange(8) % 5 == 2] = -100  # more in one half of a sequence than in another
+    rows = DataLoader(list(zip(numbers, wanted, strict=True)), batch_size=2)
+    model, optimizer, rows = accelerator.prepare(model, optimizer, rows)
+    here = slice(4, 8) if rank % 2 else slice(0, 4)
+    for _ in range(5):
+        for batch, labels in rows:
+            loss, count = _per_token(model, batch[:, here], labels[:, here])
+            accelerator.backward(loss, weight=count)
+            optimizer.step()
+            optimizer.zero_grad()
+        for start in (0, 4):
+            _per_token(plain, numbers[start : start + 4], wanted[start : start + 4])[0].backward()
+            right.step()
+            right.zero_grad()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return {"worst": max((one.full_tensor() - other).abs().max().item() for one, other in pairs)}
+
+
 def _all(rank: int, ranks: int) -> dict[str, dict[str, Any]]:
-    return {one.__name__: one(rank) for one in (_loaders, _collectives, _dropout, _left_out)}
+    return {
+        one.__name__: one(rank) for one in (_loaders, _collectives, _dropout, _left_out, _overflow, _sequence_parts)
+    }
 
 
-def test_four_ranks_of_two_groups() -> None:
+def test_four_ranks_of_two_groups_and_parts_of_sequences_with_gpus_mocked() -> None:
     ranks = run_ranks(_all, 4)
     loaders = [one["_loaders"] for one in ranks]
     for kind, (mine, everyone) in loaders[0].items():
@@ -138,6 +191,8 @@ def test_four_ranks_of_two_groups() -> None:
     seeds = [one["seed"] for one in found]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
+    assert all(one["_overflow"] == {"skipped": [False, True, False], "scale": 32768.0} for one in ranks)
+    assert all(one["_sequence_parts"]["worst"] < 1e-6 for one in ranks), [one["_sequence_parts"] for one in ranks]
     assert len({str(one["_dropout"]) for one in ranks}) == 1
     for one in ranks:
         assert (
