@@ -498,12 +498,16 @@ def test_print(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_importing_costs_little_over_torch() -> None:
+    """As a part of torch's own, which a busy machine slows as much: 0.1 s is an eighth where torch takes 0.8 s. The
+    figure is in benchmarks/.
+    """
     code = (
-        "import time, torch.utils.data, torch.nn.parallel; start = time.process_time();"
-        "from nbdist import Accelerator; print(time.process_time() - start)"
+        "import time; begin = time.process_time(); import torch.utils.data, torch.nn.parallel; "
+        "start = time.process_time(); from nbdist import Accelerator; end = time.process_time(); "
+        "print((end - start) / (start - begin))"
     )
 
-    def seconds() -> float:
+    def part() -> float:
         return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
-    assert min(seconds() for _ in range(3)) < 0.1
+    assert min(part() for _ in range(3)) < 0.125
