@@ -111,7 +111,7 @@ class FSDP(Strategy):
         """The model, sharded in place, equal to rank 0's on all ranks.
 
         A model that is sharded already stays as it is: as the user has done it, or as it was when it was prepared
-        before. What was put into it since is sharded too.
+        before. What was put into it since stays whole, and its gradients are shared by `nbdist.loose`.
 
         Raises:
             DistributedOperationException: the ranks' models differ, see `nbdist.strategies.likeness`.
@@ -144,7 +144,7 @@ class FSDP(Strategy):
     def _shard(self, model: nn.Module) -> None:
         plugin = self._plugin
         chosen = units.choose(model, plugin)
-        told = str(chosen)
+        name, told = type(model).__name__, str(chosen)
         layers = self._layers
         plan = getattr(self.parallelism.tp_handler, "plan", None)
         if layers is not None:
@@ -184,6 +184,7 @@ class FSDP(Strategy):
         self._prefetch([module for module in model.modules() if isinstance(module, FSDPModule)][1:])
         rebinding.replaced(model, before)
         self._keep(model, told, reshard is True)
+        self.reason = f"{self.reason.partition('; units of ')[0]}; units of {name}: {told}"
 
     def _keep(self, model: nn.Module, chosen: str = "", stays: bool = False) -> None:
         """The model is sharded, by us or by the user."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -98,6 +98,7 @@ class Sharded:
             if (root := ref()) is not None:
                 root.register_forward_pre_hook(before)
                 if stays:
+                    _stay.add(root)
                     root.register_forward_hook(behind)
                 note = getattr(state(root), "_lazy_init", None)
                 if note is not None and not any(one.is_meta for one in root.parameters()):
@@ -105,6 +106,7 @@ class Sharded:
 
 
 _known: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
+_stay: WeakSet[nn.Module] = WeakSet()  # units that stay gathered behind a forward with gradients
 
 
 def record(module: nn.Module) -> Sharded | None:
@@ -165,7 +167,10 @@ def begin(unit: Any) -> None:
 
 def end(unit: Any, output: Any) -> Any:
     """As behind the unit's forward, which gave this."""
-    return state(unit)._post_forward(unit, (), output)
+    output = state(unit)._post_forward(unit, (), output)
+    if unit in _stay and not torch.is_grad_enabled():
+        unit.reshard()
+    return output
 
 
 def drop(unit: Any) -> None:
