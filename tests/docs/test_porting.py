@@ -35,13 +35,13 @@ def listed(there: bool) -> list[tuple[str, str]]:
 
 def test_the_lists_are_read() -> None:
     assert {where for where, _ in listed(True)} == set(HOMES)
-    assert len(listed(True)) > 100 and len(listed(False)) > 50
+    assert len(listed(True)) > 100 and len(listed(False)) > 40
 
 
 @pytest.mark.parametrize("where", HOMES)
 def test_what_is_there_is_there(where: str) -> None:
     home = HOMES[where]()
-    assert [name for at, name in listed(True) if at == where and not hasattr(home, name)] == []
+    assert [name for at, name in listed(True) if at == where and name not in dir(home)] == []
 
 
 @pytest.mark.parametrize("where", HOMES)
@@ -55,7 +55,7 @@ def test_what_is_not_yet_there_is_not(where: str) -> None:
 def test_arguments_that_are_not_yet_there_are_refused_by_name() -> None:
     [told] = re.findall(r"Not yet, arguments of the `Accelerator`: (.*?);", PAGE, re.S)
     names = re.findall(r"`(\w+)`", told)
-    assert len(names) == 7
+    assert len(names) == 4
     for name in names:
         with pytest.raises(NotImplementedError, match=name):
             Accelerator(**{name: object()})
