@@ -69,6 +69,9 @@ def load(
 
     def compare() -> fitting.Fit:
         fit = fitting.fit(held, named, strict, names, hooked)
+        if fit.problems:  # of what nobody holds any more?
+            named.update(accelerator._named.all(surely=True))
+            fit = fitting.fit(held, named, strict, names, hooked)
         _scalers(accelerator, held, fit, strict)
         if fit.problems:
             raise ValueError(

@@ -36,6 +36,7 @@ class Named:
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {kind: [] for kind in KINDS}
+        self._doubt = False  # something came since the last look
 
     def note(self, kind: str, given: Any, held: Any, of: Any = None) -> None:
         """Something was prepared or registered.
@@ -58,6 +59,7 @@ class Named:
             for entry in entries
             if entry.held is not None and not (scope is not None and (entry.name, entry.scope) == (name, scope))
         ]
+        self._doubt = True
         entries.append(_Entry(name or type(held).__name__, scope, held, what, kind == "objects"))
 
     def of(self, kind: str) -> dict[str, Any]:
@@ -74,10 +76,16 @@ class Named:
                 found[name] = held
         return found
 
-    def all(self) -> dict[str, dict[str, Any]]:
-        """`of` for each kind. What nobody holds any more, but for a cycle of its own, is not there."""
-        if any(entry.held is not None for entries in self._entries.values() for entry in entries):
-            gc.collect()  # else ranks could differ in what they still have
+    def all(self, surely: bool = False) -> dict[str, dict[str, Any]]:
+        """`of` for each kind.
+
+        Args:
+            surely: what nobody holds any more, but for a cycle of its own, is not there. That is looked at when
+                something was prepared since the last time; it takes some tenths of a second.
+        """
+        if self._doubt or surely:
+            gc.collect()
+            self._doubt = False
         return {kind: self.of(kind) for kind in KINDS}
 
 

@@ -192,6 +192,18 @@ def delete(path: str, token: str) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def clean_all(folder: str) -> None:
+    """`recover` and `clean` for all automatically named checkpoints in a folder, but for those that another process
+    writes.
+    """
+    names = {match[0] for entry in _listed(folder) if (match := AUTOMATIC.match(entry)) and match[0] != entry}
+    for name in sorted(names):
+        path = os.path.join(folder, name)
+        if not any(partial in _writing or _alive(partial) for partial in _beside(path, _PARTIAL)):
+            recover(path)
+            clean(path)
+
+
 def numbered(folder: str) -> dict[int, str]:
     """The automatically named checkpoints in a folder, by number, lowest first: where each of them is."""
     names = set()

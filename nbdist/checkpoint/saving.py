@@ -37,6 +37,9 @@ def snapshot(accelerator: Any, output_dir: Any, hooks: list[Callable[..., Any]])
         return node, output_dir and asked[0], {kind: list(ones) for kind, ones in named.items()}, asked
 
     told = together(NAME, ask)
+    if any(one[2] != told[0][2] for one in told):  # what nobody holds any more may be gone on one, and not on another
+        named = accelerator._named.all(surely=True)
+        told = together(NAME, ask)
     _refuse_unlike(told)
     group = [rank for rank, one in enumerate(told) if one[0] == node]
     leader = group[0]
@@ -199,7 +202,10 @@ def write(snapshot: writing.Snapshot, wrote: Callable[[int], Any] = lambda count
 
 
 def limit(folder: str, total: int | None, newest: str) -> None:
-    """Delete the oldest automatically named checkpoints, so that so many are left; never the newest."""
+    """Delete the oldest automatically named checkpoints, so that so many are left, never the newest, and what killed
+    saves have left.
+    """
+    place.clean_all(folder)
     if total is None:
         return
     there = [path for path in place.numbered(folder).values() if path != newest]
