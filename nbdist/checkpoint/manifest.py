@@ -18,6 +18,7 @@ named once.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -109,8 +110,13 @@ def parsed(data: bytes, where: str) -> Manifest:
             raise BadCheckpoint(f"{where} is damaged: its checksum is not that of its content")
         tensors = {key: _tensor(one) for key, one in body["tensors"].items()}
         given = {one.name: body[one.name] for one in fields(Manifest)}
-        return Manifest(**{**given, "tensors": tensors})
-    except (TypeError, KeyError, AttributeError) as error:
+        held = Manifest(**{**given, "tensors": tensors})
+        for key, tensor in tensors.items():
+            _check(key, tensor, held.files)
+        return held
+    except BadCheckpoint:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise BadCheckpoint(f"{where} is damaged: {error!r}") from None
 
 
@@ -139,6 +145,20 @@ def is_checkpoint(folder: str | os.PathLike[str]) -> bool:
 
 def _tensor(one: dict[str, Any]) -> Tensor:
     return Tensor(one["dtype"], one["shape"], [Chunk(**chunk) for chunk in one["chunks"]])
+
+
+def _check(key: str, tensor: Tensor, files: dict[str, dict[str, Any]]) -> None:
+    """What it says can be: parts inside of the tensor, in files of this folder. Raises ValueError."""
+    for chunk in tensor.chunks:
+        numbers = (*tensor.shape, *chunk.offsets, *chunk.sizes, chunk.at)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"{key} has sizes {numbers}")
+        if not len(tensor.shape) == len(chunk.offsets) == len(chunk.sizes) or any(
+            at + size > whole for at, size, whole in zip(chunk.offsets, chunk.sizes, tensor.shape, strict=True)
+        ):
+            raise ValueError(f"{key} of shape {tensor.shape} has a part {chunk.sizes} at {chunk.offsets}")
+        if os.path.basename(chunk.file) != chunk.file or chunk.at + math.prod(chunk.sizes) > files[chunk.file]["bytes"]:
+            raise ValueError(f"{key} is said to be in {chunk.file!r} at {chunk.at}")
 
 
 def _sum(body: dict[str, Any]) -> str:
