@@ -158,6 +158,15 @@ class Window:
         """How many micro-batches are in it."""
         return self.count and self._parts
 
+    def unfinished(self) -> tuple[int, Any, bool]:
+        """The micro-batches of the window that is open, 0 where none is; the position of the loader that they are of;
+        and whether each was a batch of it.
+        """
+        if self.is_over():
+            return 0, None, False
+        cursor = self._by
+        return self.count, None if cursor is None else cursor.position, self._calls == self._slices == 1
+
     # ------------------------------------------------------------------ whose it is, and where it ends
     def is_over(self) -> bool:
         """Whether the loop that opened it is over, so that it can never come to its boundary."""

@@ -115,6 +115,8 @@ def _apply(
     accelerator: Any, held: Manifest, fit: fitting.Fit, named: dict[str, dict[str, Any]],
     tensors: dict[str, torch.Tensor], rank: int, skipped: frozenset[str],
 ) -> None:  # fmt: skip
+    for window in list(accelerator._windows.made.values()):
+        window.abandon("")  # what it has gathered is of another state
     applying.apply(held, fit, named, tensors, rank, skipped)
     scaler = accelerator._windows.scaler
     if scaler is not None and "scaler" in held.contents:

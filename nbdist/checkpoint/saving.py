@@ -12,7 +12,7 @@ import xxhash
 
 import nbdist
 from nbdist import checks, state
-from nbdist.checkpoint import contents, generators, manifest, place, writing
+from nbdist.checkpoint import contents, generators, manifest, place, unfinished, writing
 from nbdist.checkpoint.agreeing import together
 from nbdist.kwargs import ProjectConfiguration
 from nbdist.messages import DistributedOperationException
@@ -67,6 +67,7 @@ def _captured(
     def capture() -> tuple[str, dict[str, str]]:
         left_out = _through_hooks(named["models"], hooks, partial) if hooks else frozenset()
         found.update(contents.everything(named, tensors, left_out))
+        unfinished.rewind(accelerator, named["loaders"], found["loaders"])
         scaler = accelerator._windows.scaler
         if scaler is not None:
             found["scaler"] = tensors.tree(scaler.state_dict(), "scaler", "the loss scaler")
