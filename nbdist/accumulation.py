@@ -15,11 +15,21 @@ from nbdist.bare import refuse_bare_steps
 from nbdist.beside import Beside
 from nbdist.data.cursor import Cursor
 from nbdist.loose import Loose, trained_by
+from nbdist.state import edit_hooks
 from nbdist.strategies.base import Strategy
 from nbdist.strategies.optimizer import PreparedOptimizer
 from nbdist.strategies.watch import be_told, doubt
 from nbdist.weighing import Weights
 from nbdist.window import Window
+
+_living: weakref.WeakSet[Accumulation] = weakref.WeakSet()
+
+
+def _edited() -> None:
+    """The notebook has changed objects here: who averages what is asked again at the next backward."""
+    doubt()
+    for one in list(_living):
+        one.doubt()
 
 
 class Accumulation:
@@ -68,6 +78,9 @@ class Accumulation:
         self.models: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
         self.made: dict[Any, Window] = {}
         self.optimizers: weakref.WeakValueDictionary[int, PreparedOptimizer] = weakref.WeakValueDictionary()
+        _living.add(self)
+        if _edited not in edit_hooks:
+            edit_hooks.append(_edited)
         self.loose: Loose | None = None
         self._loose = Loose(strategy, self.optimizers) if strategy.process.world_size > 1 else None
         self._count = self._depth = 0

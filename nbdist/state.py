@@ -118,6 +118,9 @@ cell_hooks: WeakSet[Callable[[], None]] = WeakSet()
 # A rank's side of the notebook has them stand for the notebook's from then on, and lets go of the old ones.
 replaced_hooks: list[Callable[[Any, list[tuple[Any, Any]]], None]] = []
 
+# Called on all ranks alike, before a cell runs, when the notebook has changed objects that the ranks have: it writes
+# into them directly, so that a layer in the place of another one, or a new group of an optimizer, goes unseen.
+edit_hooks: list[Callable[[], None]] = []
 
 # What goes on behind user code and is better finished before this process ends: each has `finish(limit)`, which waits,
 # at most so many seconds, and returns whether it is over. It takes itself out then.

@@ -19,6 +19,7 @@ def send(run: CellRun, shipment: Shipment) -> None:
         **request.runs,
         "cell": run.number,
         "trivial": shipment.trivial,
+        "edited": any(plan.updates for plan in shipment.plans),
         "reads": sorted(shipment.names),
         "stores": sorted(request.stores),
         "cell_files": request.files,

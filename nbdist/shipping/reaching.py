@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import logging
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +105,7 @@ def gather(values: Sequence[Any], keep: bool) -> None:
     torch: Any = torch_if_loaded()
     for value in values:
         local = local_digest(value)
-        with torch.no_grad():
+        with torch.no_grad(), _without_advice():
             whole = value.detach().full_tensor()
         image = image_of(value)
         image.local = local
@@ -113,6 +115,21 @@ def gather(values: Sequence[Any], keep: bool) -> None:
             image.digest = TENSOR.digest(whole)
             image.whole = whole
         del whole
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """torch tells, at length and on each rank, that parts of a mesh of two dimensions are gathered in two steps."""
+
+    def nothing(record: Any) -> bool:
+        return False
+
+    log = logging.getLogger("torch.distributed.tensor._redistribute")
+    log.addFilter(nothing)
+    try:
+        yield
+    finally:
+        log.removeFilter(nothing)
 
 
 def let_go(values: Iterable[Any]) -> None:

@@ -36,6 +36,8 @@ def run_cell(rank: Rank, message: Message) -> None:
     except Exception as error:  # this rank's own objects cannot take a change; the others run already
         _give_up(rank, cell, error)
         return
+    if cell["edited"]:
+        rank.call(state.edit_hooks)
     if not cell["runs"]:
         rank.away.begin((), (), lead=False)
         _done(rank, cell, None, rank.away.give(lead=False, ran=False))

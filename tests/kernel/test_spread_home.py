@@ -63,8 +63,8 @@ if not hasattr(away, "gathered"):
 """
 
 
-def trains_as_alone(nb: Notebook) -> None:
-    nb.ranks(TRAIN)
+def trains_as_alone(nb: Notebook, options: str = "-n 2") -> None:
+    nb.ranks(TRAIN, options)
     nb.ok("train_alone()")
     assert nb.value("apart()") < 1e-5
 
@@ -199,3 +199,43 @@ def test_a_parameter_put_in_the_place_of_a_sharded_one_is_refused(nb: Notebook) 
     assert "'weight' of a Linear is sharded" in told.text and "copy_" in told.text
     nb.ok("model[0].weight = weight")
     trains_as_alone(nb)
+
+
+def test_a_layer_and_a_group_that_the_notebook_puts_in_are_trained_alike(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    trains_as_alone(nb)
+    nb.ok("new = nn.Linear(7, 3)\ndef put(one, its):\n    one[2] = copy.deepcopy(new)\nboth(put)")
+    nb.ok("both(lambda one, its: its.add_param_group({'params': list(one[2].parameters())}))")
+    trains_as_alone(nb)  # and it was not prepared again
+    assert nb.value("all(torch.equal(one[2].weight, model[2].weight) for one in ranks['model'])")
+    nb.ranks(PREPARE, "-n 2 --backend fsdp")
+    trains_as_alone(nb)
+
+
+OVER_FOUR = {
+    "dp_shard_size=2, tp_size=2, tp_handler=TorchTensorParallelConfig(plan={'0': 'colwise', '2': 'rowwise'})": 2,
+    "dp_replicate_size=2, dp_shard_size=2": 4,
+}
+
+
+@pytest.mark.parametrize("sizes", OVER_FOUR)
+def test_meshes_of_two_dimensions(nb: Notebook, sizes: str) -> None:
+    made = MADE.replace("7", "8").replace("batch_size=5", f"batch_size={8 // OVER_FOUR[sizes]}")
+    nb.ok(made.replace("batch_size=10", "batch_size=8"))
+    told = nb.ranks(
+        "from nbdist import Accelerator\nfrom nbdist.utils import ParallelismConfig, TorchTensorParallelConfig\n"
+        f"accelerator = Accelerator(parallelism_config=ParallelismConfig({sizes}))\n"
+        "model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)\n",
+        "-n 4",
+    )
+    assert not told.text
+    assert nb.value("type(model[0].weight) is nn.Parameter")
+    trains_as_alone(nb, "-n 4")
+    nb.ok("with torch.no_grad():\n    both(lambda one, its: one[0].weight[0].zero_())")
+    nb.ok("both(lambda one, its: its.state[one[2].weight]['exp_avg'].mul_(2))")
+    told = nb.ranks(TRAIN, "-n 4")
+    assert not told.text
+    nb.ok("train_alone()")
+    assert nb.value("apart()") < 1e-5
+    nb.ok("%distributed stop -n 4")
