@@ -155,7 +155,7 @@ def optimizer(
     of, prefix = f"the optimizer {name!r}", f"optimizer/{name}"
     whole = optimizer.state_dict()
     by_index: dict[Any, str] = {}
-    groups = []
+    groups: list[dict[str, Any]] = []
     for group, own in zip(whole["param_groups"], names, strict=True):
         by_index.update(zip(group["params"], (known[0] for known in own), strict=True))
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}

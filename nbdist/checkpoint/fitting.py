@@ -22,6 +22,7 @@ class Fit:
     Attributes:
         pairs: for each kind, by the name here, the name in the checkpoint.
         problems: what does not fit, in words; empty: all fits.
+        hint: what could be done about them.
         notes: what is left out, in words, where not all has to fit.
         models: by the name here, for each of the model's names the key of the tensor.
         groups: by the name here, for each group of an optimizer which one of the checkpoint it is.
@@ -32,6 +33,7 @@ class Fit:
 
     pairs: dict[str, dict[str, str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    hint: str = ""
     notes: list[str] = field(default_factory=list)
     models: dict[str, dict[str, str]] = field(default_factory=dict)
     groups: dict[str, list[int]] = field(default_factory=dict)
@@ -99,6 +101,8 @@ def _pair(
         left_there, left_here = [], []
     found.pairs[kind] = pairs
     what = naming.SINGULAR[kind]
+    if strict and left_there and left_here:
+        found.hint = f"; names={{{left_there[0]!r}: {left_here[0]!r}}} says what has another name here"
     for name in left_there:
         told = f"the {what} {name!r} of the checkpoint ({there[name]['class']}) is not here"
         told += f" (here: {', '.join(map(repr, here))})" if here else f": no {what} is prepared"

@@ -47,7 +47,7 @@ def for_new_rank(rank: int, saved: list[dict[str, Any]]) -> dict[str, Any]:
         return saved[0]
     seed = zlib.crc32(saved[0]["torch"].numpy().tobytes()) * 2**20 + rank
     kind, words, gauss = random.Random(seed).getstate()
-    drawn = numpy.random.RandomState(seed % 2**32).get_state(legacy=True)
+    drawn: Any = numpy.random.RandomState(seed % 2**32).get_state(legacy=True)
     made: dict[str, Any] = {
         "python": [kind, torch.tensor(words, dtype=torch.int64), gauss],
         "torch": torch.Generator().manual_seed(seed).get_state(),

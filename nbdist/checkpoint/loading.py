@@ -77,7 +77,7 @@ def load(
             raise ValueError(
                 f"load_state: {path} does not fit what is prepared here; nothing was changed.\n  "
                 + "\n  ".join(fit.problems)
-                + ("\nstrict=False loads what both have" if strict else "")
+                + (f"\nstrict=False loads what both have{fit.hint}" if strict else "")
             )
         return fit
 
