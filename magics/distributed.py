@@ -228,7 +228,8 @@ def how_it_stopped(result: Result) -> str:
     """What the user should know after Stop: whether the state is consistent, and what is still running."""
     stop = result.stop
     if result.had_ended:
-        return "Stop came when the cell had run to its end: what it made is in the notebook"
+        told = "Stop came when the cell had run to its end"
+        return told if result.left_there else f"{told}: what it made is in the notebook"
     if stop is None or not (stop.run.running() or any(message["ran"] for message in stop.run.done.values())):
         return "stopped before the cell started"
     if stop.rung == "agreed":

@@ -41,6 +41,7 @@ class CellRun:
         self.missing: dict[Any, str] = {}  # what ranks need more than the shipment has
         self.done: dict[int, Message] = {}
         self.owing: set[int] = set()  # of these, those that are giving back what they have not yet
+        self.left_there = False  # what it made, or a part of it: Stop came while it was on its way
         self.put_right = False  # the groups, after a Stop or a failure
         self.raised: dict[int, list[Parcel]] = {}  # the exceptions of the ranks that failed
         self.marks: dict[int, int] = {}
@@ -202,6 +203,7 @@ class CellRun:
                 result = self._end(shipment, interrupted, trouble)
             if self.presses and not (result.interrupted or result.handled) and result.error is None:
                 result.interrupted = result.had_ended = True  # Run All stops all the same
+                result.left_there = self.left_there
             return result
         finally:
             pool.busy = False

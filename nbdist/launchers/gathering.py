@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.launchers import settling
 from nbdist.launchers.failures import ranks_in_words
-from nbdist.launchers.packing import PACKING, PACKING_TOLD
+from nbdist.launchers.packing import LEFT, PACKING, PACKING_TOLD
 from nbdist.launchers.stopping import Stop
 from nbdist.shipping.errors import in_words
+from nbdist.shipping.reaching import RANK_LOST
 
 if TYPE_CHECKING:
     from nbdist.launchers.cell import CellRun
@@ -41,7 +42,7 @@ def _choose(run: CellRun, waiting: list[int], stopped: bool) -> tuple[list[int],
     if not told or not run.keeps_what_was_made():
         return [], {}
     reports = {rank: run.done[rank]["reached"] for rank in waiting}
-    alike = [report for report in reports.values() if report.get("signature") == told["signature"]]
+    alike = [report for report in reports.values() if _alike(report, told)]
     changed = [place for place in range(len(told["sizes"])) if any(report["changed"][place] for report in alike)]
     if not changed:
         return [], {}
@@ -64,10 +65,20 @@ def _choose(run: CellRun, waiting: list[int], stopped: bool) -> tuple[list[int],
     return sorted(which), left
 
 
+def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Have two ranks the same tensors? One that was made anew on a rank, or whose token was lost, is taken for the
+    other's in its place.
+    """
+    if one.get("signature") != other.get("signature"):
+        return False
+    pairs = zip(one["tokens"], other["tokens"], strict=True)
+    return all(mine == theirs or mine is None or theirs is None for mine, theirs in pairs)
+
+
 def _obstacle(run: CellRun, reports: dict[int, dict[str, Any]], alike: int) -> str:
     size = run.pool.size
     if len(run.pool.alive) < size:
-        return "a rank has ended"
+        return RANK_LOST
     out = [rank for rank in range(size) if rank not in run.done]
     if out:
         return f"{ranks_in_words(out)} {'is' if len(out) == 1 else 'are'} still busy"
@@ -97,7 +108,6 @@ def _wait(run: CellRun, gathers: bool, stopped: bool) -> None:
         stop.descend(agree=False)
         if stop.cut:
             run.stop, run.put_right = stop, False
-        run.screen.notice(
-            "what the cell made was left on the ranks: Stop came while it was on its way. The next cell finds "
-            "it there, and `%distributed pull NAME` brings a name home"
-        )
+        run.left_there = True
+        if run.lead in run.owing & run.pool.alive:  # else it tells what it has left
+            run.screen.notice(LEFT)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 PACKING = 10.0  # seconds after a Stop for ranks whose code has ended to send what it made
 PACKING_PRESSED = 1.2  # ... when they were at it already as Stop was pressed
+LEFT = (
+    "what the cell made was left on the ranks: Stop came while it was on its way. The next cell finds it there, and "
+    "`%distributed pull NAME` brings a name home"
+)
 PACKING_TOLD = 1.5  # seconds after which the user is told what is waited for
 
 
@@ -33,7 +37,5 @@ def let_them_pack(run: CellRun, patience: float | None) -> None:
         run.pool.send(packing, "abandon")
         Stop(run, packing=True).descend(agree=False)
         if run.lead in packing:
-            run.screen.notice(
-                "what the cell made was left on the ranks: Stop came while it was on its way. The next cell finds "
-                "it there, and `%distributed pull NAME` brings a name home"
-            )
+            run.left_there = True
+            run.screen.notice(LEFT)

@@ -76,6 +76,7 @@ class Result:
     interrupted: bool
     settings: dict[str, Any] = field(default_factory=dict)  # global ones of libraries, as the lead rank has set them
     had_ended: bool = False  # Stop came when the cell had run to its end
+    left_there: bool = False  # ... and while what it had made was on its way
     handled: bool = False  # ... the cell's own code handled it, on every rank: an ordinary end
 
     @property

@@ -240,10 +240,13 @@ class Away:
             replaced: what the lead rank told as "stand_for".
         """
         adopt(self._table, replaced)
-        self._reached.left = dict(left)
         for place, reason in left.items():
-            spread.image_of(self._reached.values[place]).reason = reason
+            self._reached.stay([place], reason)
         gather([self._reached.values[place] for place in which], keep=lead)
+
+    def leave(self, which: Iterable[int], reason: str) -> None:
+        """Of what `reach` told these are left all the same: bringing them together has failed."""
+        self._reached.stay(which, reason)
 
     def _roots(
         self, assigned: list[str], only: frozenset[str] | None, hide: frozenset[str], extra: Any

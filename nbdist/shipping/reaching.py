@@ -11,9 +11,20 @@ from typing import Any
 import xxhash
 
 from nbdist.shipping.lazy import torch_if_loaded
-from nbdist.shipping.spread import NOT_GATHERED, TENSOR, SpreadKind, image_of, is_parameter, is_spread, local_digest
+from nbdist.shipping.spread import (
+    NOT_GATHERED,
+    TENSOR,
+    Image,
+    SpreadKind,
+    image_of,
+    is_parameter,
+    is_spread,
+    local_digest,
+)
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import LATE, Walked
+
+RANK_LOST = "a rank has ended"
 
 
 class Unforeseen(Exception):
@@ -27,7 +38,8 @@ class Reached:
     Attributes:
         values: the tensors.
         changed: of each whether its part is another one than the notebook knows of.
-        signature: equal on ranks that have the same tensors.
+        tokens: of each; None for one that is not known.
+        signature: equal on ranks that have alike tensors in the same places.
         looked: a run's end was looked at.
         left: what the notebook does not get although it has changed, by its place, and why.
     """
@@ -35,6 +47,7 @@ class Reached:
     values: list[Any] = field(default_factory=list)
     changed: list[bool] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
     signature: int = 0
     looked: bool = False
     left: dict[int, str] = field(default_factory=dict)
@@ -46,10 +59,15 @@ class Reached:
             if self.groups[place] not in handles:
                 names.setdefault(reason, {})[self.groups[place].replace("\0out", "the cell's value")] = None
         return [
-            f"{', '.join(found)}: in the notebook, what is spread over the ranks is as it was before ({reason}). "
-            f"`%distributed pull {next(iter(found))}` brings it"
+            f"{', '.join(found)}: in the notebook, what is spread over the ranks is as it was before ({reason})"
+            + (f". `%distributed pull {next(iter(found))}` brings it" if reason != RANK_LOST else "")
             for reason, found in names.items()
         ]
+
+    def stay(self, which: Iterable[int], reason: str) -> None:
+        """These are left, and why."""
+        for place in which:
+            self.left[place] = image_of(self.values[place]).reason = reason
 
     def expected(self, walked: Walked) -> None:
         """Raises Unforeseen when a walk meets what is spread, and it was not asked for before."""
@@ -62,6 +80,7 @@ class Reached:
             "signature": self.signature,
             "changed": self.changed,
             "groups": self.groups,
+            "tokens": self.tokens,
             "sizes": [value.numel() * value.element_size() for value in self.values],
             "parameters": [is_parameter(value) for value in self.values],
         }
@@ -91,30 +110,42 @@ def reached(walked: Walked, tokens: dict[int, Any], known: dict[Any, Any] | None
         found.values.append(value)
         found.changed.append(changed)
         found.groups.append(group)
-        facts.append((group, token, tuple(value.shape), str(value.dtype), str(value.placements)))
+        found.tokens.append(token)
+        facts.append((group, tuple(value.shape), str(value.dtype), str(value.placements)))
     found.signature = xxhash.xxh3_64_intdigest(repr(facts).encode())
     return found
 
 
 def gather(values: Sequence[Any], keep: bool) -> None:
-    """Bring wholes together, one after the other; every rank must do so with the same tensors.
+    """Bring wholes together, one after the other; every rank must do so with the same tensors. All, or, where it does
+    not go to its end, none.
 
     Args:
         keep: here they are wanted; elsewhere each is let go at once.
     """
+    before: list[tuple[Image, Any, Any]] = []
+    try:
+        for value in values:
+            image = image_of(value)
+            before.append((image, image.local, image.digest))
+            _gather(value, image, keep)
+    except BaseException:
+        for image, local, digest in before:
+            image.local, image.digest, image.whole = local, digest, None
+        raise
+
+
+def _gather(value: Any, image: Image, keep: bool) -> None:
     torch: Any = torch_if_loaded()
-    for value in values:
-        local = local_digest(value)
-        with torch.no_grad(), _without_advice():
-            whole = value.detach().full_tensor()
-        image = image_of(value)
-        image.local = local
-        image.digest = None
-        if keep:
-            whole = whole.cpu().contiguous()
-            image.digest = TENSOR.digest(whole)
-            image.whole = whole
-        del whole
+    local = local_digest(value)
+    with torch.no_grad(), _without_advice():
+        whole = value.detach().full_tensor()
+    image.local = local
+    image.digest = None
+    if keep:
+        whole = whole.cpu().contiguous()
+        image.digest = TENSOR.digest(whole)
+        image.whole = whole
 
 
 @contextmanager

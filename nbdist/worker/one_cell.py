@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist import state
 from nbdist.shipping import NeedsMore, Parcel, Unforeseen
 from nbdist.shipping.link import Message
+from nbdist.shipping.reaching import RANK_LOST
 from nbdist.worker import failure, keyboard
 
 if TYPE_CHECKING:
@@ -81,9 +82,19 @@ def give_what_is_pending(rank: Rank, message: Message) -> None:
         finally:
             rank.interrupts.pause()
     except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt):
-            print(f"nbdist: rank {rank.number} could not bring all parts together: {error}", file=sys.stderr)
+        rank.away.leave(message["which"], _why_not_gathered(rank, error))
     _end(rank, pending, None, _give(rank, cell, pending.value), kind="given")
+
+
+def _why_not_gathered(rank: Rank, error: BaseException) -> str:
+    """In words. Between ranks of which one was lost or cut off the backend's own say little."""
+    if rank.interrupts.abandoned or isinstance(error, KeyboardInterrupt):
+        return "Stop came while it was brought together"
+    import torch.distributed as dist
+
+    if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
+        return RANK_LOST
+    return f"{type(error).__name__}: {error}"
 
 
 def _end(rank: Rank, pending: Pending, told: dict[str, Any] | None, parcel: Parcel, *, kind: str = "done") -> None:

@@ -239,3 +239,40 @@ def test_meshes_of_two_dimensions(nb: Notebook, sizes: str) -> None:
     nb.ok("train_alone()")
     assert nb.value("apart()") < 1e-5
     nb.ok("%distributed stop -n 4")
+
+
+TROUBLE = """
+import os, time
+from nbdist.shipping import reaching
+def gather(value, image, keep, was=reaching._gather):
+    was(value, image, keep)
+    if rank and reaching.trouble == "is slow":
+        time.sleep(30)
+    elif rank and reaching.trouble == "dies":
+        os.kill(os.getpid(), 9)
+if not hasattr(reaching, "trouble"):
+    reaching.trouble, reaching._gather = "", gather
+"""
+
+
+@pytest.mark.parametrize("trouble", ["is slow", "dies"])
+def test_what_is_cut_off_while_it_is_brought_together_is_as_it_was(nb: Notebook, trouble: str) -> None:
+    nb.ok(MADE)
+    nb.ranks(TROUBLE + PREPARE, "-n 2 --backend fsdp")
+    trains_as_alone(nb)
+    nb.ok("was = copy.deepcopy(model)")
+    cell = nb.run(
+        f"%%distributed -n 2\n{TRAIN}\nreaching.trouble = '{trouble}'\nseen = rank\nprint('trained')",
+        stop_after=0.3 if trouble == "is slow" else None,
+        stop_when=(lambda shown: "trained" in shown.text) if trouble == "is slow" else None,
+    )
+    assert cell.error is not None and cell.error[0] == ("RankLost" if trouble == "dies" else "KeyboardInterrupt")
+    assert cell.stderr.count("\n") == 1 and "as it was before" in cell.stderr and "gloo" not in cell.text
+    assert ("pull" in cell.stderr) is (trouble == "is slow")
+    assert nb.value("seen") == 0
+    assert nb.value("all(torch.equal(a, b) for a, b in zip(was.parameters(), model.parameters(), strict=True))")
+    if trouble == "is slow":
+        nb.ranks("reaching.trouble = ''\nnow = len(model), len(optimizer.state)")
+        nb.ok("train_alone()")
+        assert nb.value("apart()") < 1e-5
+        trains_as_alone(nb)
