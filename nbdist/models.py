@@ -9,7 +9,7 @@ import torch
 
 from nbdist import arguments, checks, compiling, precision, views
 from nbdist.accumulation import Accumulation
-from nbdist.checkpoint.naming import Named
+from nbdist.checkpoint.naming import Prepared
 from nbdist.kwargs import AutocastKwargs, GradScalerKwargs, TorchDynamoPlugin
 from nbdist.scaling import Scaler
 from nbdist.strategies import Strategy
@@ -24,7 +24,7 @@ class Models:
     _handlers: arguments.Handlers
     _strategy: Strategy
     _windows: Accumulation
-    _named: Named
+    _named: Prepared
     _precision: precision.Precision
     _compiling: compiling.Compiling | None
 

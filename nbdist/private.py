@@ -330,12 +330,21 @@ INTERFACES: tuple[Interface, ...] = (
         "_dynamo _orig_mod _compiled_call_impl",
         "nbdist/shipping/exporters.py nbdist/shipping/kinds_object.py nbdist/strategies/ddp.py "
         "nbdist/strategies/replica.py nbdist/strategies/unwrapping.py nbdist/compiling.py nbdist/keeping.py "
-        "nbdist/strategies/fsdp.py nbdist/strategies/sharded.py "
+        "nbdist/strategies/fsdp.py nbdist/strategies/sharded.py nbdist/checkpoint/naming.py "
         "magics/session.py",
         "a compiled module comes back as the module; what was compiled stays",
         "it is a module like any other, with one inside",
         self_tests.compiled,
         "tests/kernel/test_private_gone.py::test_without_the_class_of_compiled_modules",
+    ),
+    Interface(
+        "torch",
+        "_checkpoint_wrapped_module",
+        "nbdist/checkpoint/naming.py",
+        "names in a checkpoint are without what activation checkpointing puts into them",
+        "they are with it, and load into a model that is wrapped alike",
+        self_tests.checkpoint_wrapper,
+        "",
     ),
     Interface(
         "torch",

@@ -280,6 +280,14 @@ def compiled() -> None:
     assert "_compiled_call_impl" in vars(torch.nn.Module) or hasattr(module, "_compiled_call_impl")
 
 
+def checkpoint_wrapper() -> None:
+    import torch
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    names = [name for name, _ in torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(1, 1))).named_parameters()]
+    assert names == ["0._checkpoint_wrapped_module.weight", "0._checkpoint_wrapped_module.bias"], names
+
+
 def classes_that_stay() -> None:
     from nbdist.shipping import exporters
 

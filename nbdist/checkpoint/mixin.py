@@ -23,7 +23,7 @@ class Checkpoints:
     """Saving and loading of all that was prepared. Reads what the Accelerator's constructor makes."""
 
     project_configuration: ProjectConfiguration
-    _named: naming.Named
+    _named: naming.Prepared
     _save_hooks: OrderedDict[int, Callable[..., Any]]
     _load_hooks: OrderedDict[int, Callable[..., Any]]
 
@@ -31,7 +31,7 @@ class Checkpoints:
 
     def _remember(self) -> None:
         """Set up what is remembered of what was prepared."""
-        self._named = naming.Named()
+        self._named = naming.Prepared()
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._behind = Background()
 

@@ -6,11 +6,12 @@ import gc
 import inspect
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from nbdist.strategies.naming import Named
 
 KINDS = ("models", "optimizers", "schedulers", "loaders", "objects")
 SINGULAR = {"models": "model", "optimizers": "optimizer", "schedulers": "scheduler", "loaders": "loader",
@@ -29,7 +30,7 @@ class _Entry:
         return self._held()
 
 
-class Named:
+class Prepared:
     """What an Accelerator has prepared, by kind and name. Objects registered for checkpointing are kept alive; nothing
     else is.
     """
@@ -127,7 +128,7 @@ def _directly(space: dict[str, Any], value: Any) -> str | None:
         for name, one in list(getattr(owner, "__dict__", {}).items()):
             if one is value and not name.startswith("_"):
                 return name
-        for name, one in list(getattr(owner, "__dict__", {}).get("_modules", {}).items()):
+        for name, one in owner.named_children() if isinstance(owner, torch.nn.Module) else ():
             if one is value:
                 return name
     return None
@@ -150,7 +151,7 @@ def _inside(space: dict[str, Any], value: Any) -> str | None:
 
 # ------------------------------------------------------------------ a model's own names
 
-_WRAPPING = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+_WRAPPING = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def plain(key: str, wrappers: frozenset[str]) -> str:
@@ -171,15 +172,11 @@ def plain(key: str, wrappers: frozenset[str]) -> str:
 
 def wrappers_of(model: torch.nn.Module) -> frozenset[str]:
     """The paths in it of what wraps in torch's way of naming, `module`."""
-    return frozenset(path for path, one in _modules(model) if isinstance(one, DistributedDataParallel | DataParallel))
-
-
-def _modules(model: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
-    """All paths, by what the modules really hold; a wrapper may give other ones."""
-    yield prefix, model
-    for name, child in model._modules.items():
-        if child is not None:
-            yield from _modules(child, f"{prefix}.{name}" if prefix else name)
+    return frozenset(
+        path
+        for path, one in model.named_modules(remove_duplicate=False)
+        if isinstance(one, DistributedDataParallel | DataParallel) and not isinstance(one, Named)  # which has no prefix
+    )
 
 
 def parameters_of(models: dict[str, torch.nn.Module]) -> dict[int, list[str]]:
@@ -187,13 +184,6 @@ def parameters_of(models: dict[str, torch.nn.Module]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for name, model in models.items():
         wrappers = wrappers_of(model)
-        for path, parameter in _parameters(model):
+        for path, parameter in model.named_parameters(remove_duplicate=False):
             found.setdefault(id(parameter), []).append(f"{name}/{plain(path, wrappers)}")
     return found
-
-
-def _parameters(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Parameter]]:
-    for prefix, module in _modules(model):
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                yield (f"{prefix}.{name}" if prefix else name), parameter
