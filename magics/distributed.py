@@ -83,6 +83,7 @@ class Distributed:
         --ranks 0,2-3   only these run the cell; what needs all ranks (gather, prepare, backward) is an error then
         --return NAMES  only these names come back (a,b,c)
         --no-return     nothing comes back
+        --return-limit S   how much comes back, like 500MB or 16GiB (default 4GiB); what is over it stays on the ranks
         --output MODE   merged: rank 0's as an ordinary cell's, another rank's line only where it differs, as [3] ... or
                         [1-7] ...; all: every line with its ranks in front; tabs: a tab for each rank; rank0; none
         --mixed-precision P  bf16, fp16 or no: in what models compute that an Accelerator() of this cell prepares
@@ -162,6 +163,7 @@ class Distributed:
             only=options.only,
             environment=options.env,
             timeout=options.timeout,
+            limit=options.limit,
             extra={"formatters": formatters} if formatters else None,
         )
         return request, here

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from nbdist.config.detect import TAKES_GPUS, parse_gpus
 from nbdist.config.gpus import CHOOSES
 from nbdist.kwargs import PRECISION_VARIABLE, STRATEGY_NAMES, STRATEGY_VARIABLE, PrecisionType
+from nbdist.launchers.request import RETURN_LIMIT
 from nbdist.magics.output import MODES
 from nbdist.registry import STRATEGY_GROUP, Registry
 
@@ -22,6 +23,7 @@ TAKES = {
     "--ranks": "the ranks that run this cell, like 0,2-3",
     "--return": "the names that may come back, like model,losses",
     "--no-return": "nothing: no name comes back",
+    "--return-limit": "how much may come back, like 500MB or 16GiB",
     "--output": f"one of {', '.join(MODES)}",
     "--mixed-precision": f"one of {', '.join(PRECISIONS)}",
     "--backend": f"one of {', '.join(STRATEGY_NAMES)}",
@@ -29,6 +31,7 @@ TAKES = {
     "--timeout": "seconds after which the cell is stopped",
     "--env": "a variable for this cell, like NAME=VALUE; may be given again",
 }
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 FLAGS = {"--no-return", "--fresh"}
 
 
@@ -45,6 +48,7 @@ class Options:
     cpus: int | None = None
     ranks: str | None = None
     only: frozenset[str] | None = None
+    limit: int = RETURN_LIMIT
     output: str = "merged"
     fresh: bool = False
     timeout: float | None = None
@@ -119,6 +123,13 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
+def _size(name: str, value: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]I?B|B)", value.upper())
+    if match is None:
+        raise OptionError(f"%%distributed {name} {value}: takes {TAKES[name]}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
 def _one_of(name: str, value: str, known: Sequence[str]) -> str:
     if value in known:
         return value
@@ -153,6 +164,8 @@ def _set(options: Options, name: str, value: str) -> None:
         options.only = frozenset(names)
     elif name == "--no-return":
         options.only = frozenset()
+    elif name == "--return-limit":
+        options.limit = _size(name, value)
     elif name == "--output":
         options.output = _one_of(name, value, MODES)
     elif name == "--mixed-precision":

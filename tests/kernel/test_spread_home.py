@@ -130,11 +130,9 @@ def test_what_not_all_ranks_can_bring_stays_and_is_told(nb: Notebook) -> None:
 
 def test_over_the_limit_it_stays_and_pull_brings_it(nb: Notebook) -> None:
     wide = MADE.replace("7", "3000")  # 96 kB of parameters, and three times that of moments and gradients
-    nb.ok(wide + "import functools, nbdist.magics.distributed as magic\nRequest = magic.Request\n")
+    nb.ok(wide)
     nb.ranks(PREPARE, "-n 2 --backend fsdp")
-    nb.ok("magic.Request = functools.partial(Request, limit=150_000)")
-    told = nb.ranks(TRAIN + "moments = optimizer.state[model[0].weight]['exp_avg']")
-    nb.ok("magic.Request = Request")
+    told = nb.ranks(TRAIN + "moments = optimizer.state[model[0].weight]['exp_avg']", "-n 2 --return-limit 150KB")
     assert "optimizer" in told.text and "over the return limit of" in told.text and len(told.text) < 1000
     assert nb.value("type(moments).__name__") == "RankedValue"
     nb.ok("train_alone()")

@@ -19,7 +19,8 @@ def test_a_number_of_ranks(line: str) -> None:
 
 def test_all_of_them() -> None:
     options = parse(
-        "--cpus 2 --ranks 0,2-3 --return model,losses --output rank0 --fresh --timeout 1.5 --env A=1 --env=B=x=y"
+        "--cpus 2 --ranks 0,2-3 --return model,losses --output rank0 --fresh --timeout 1.5 --env A=1 --env=B=x=y "
+        "--return-limit 1.5GiB"
     )
     assert options.cpus == 2
     assert options.running(4) == (0, 2, 3)
@@ -27,6 +28,9 @@ def test_all_of_them() -> None:
     assert options.output == "rank0"
     assert options.fresh
     assert options.timeout == 1.5
+    assert options.limit == 3 << 29
+    assert [parse(f"--return-limit {size}").limit for size in ("20B", "150kb", "2MB")] == [20, 150_000, 2_000_000]
+    assert parse("-n 2").limit == 4 << 30
     assert options.env == {"A": "1", "B": "x=y"}
 
 
@@ -65,6 +69,8 @@ def test_no_return_returns_nothing() -> None:
         ("--backend", "takes one of ddp, fsdp, hybrid, single, tp"),
         ("--timeout soon", "takes seconds"),
         ("--timeout -1", "takes seconds"),
+        ("--return-limit 5", "like 500MB"),
+        ("--return-limit -1GB", "like 500MB"),
         ("--env A", "NAME=VALUE"),
         ("--ranks 3-1", "like 0,2-3"),
         ("--ranks all", "like 0,2-3"),
