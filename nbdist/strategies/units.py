@@ -28,7 +28,8 @@ class Units:
 
     Attributes:
         modules: by name, those inside of others first; the model itself is not among them.
-        roots: by name, what is called from outside: the model, or what is in it where it has no forward itself.
+        roots: by name, what is called from outside: the model, or what is in it where it has no forward itself; those
+            inside of others first.
         reason: why these, for the user.
         left: names of modules that were to be units and are not, each with why.
         ignored: parameters that are not sharded.
@@ -58,10 +59,17 @@ def choose(model: nn.Module, plugin: Any = None) -> Units:
     Raises:
         ValueError: a class that none of its modules has; a pattern that is no name's.
     """
-    units = Units(roots=dict(_roots(model)))
+    units = Units(roots=dict(sorted(_roots(model), key=lambda root: sum(1 for _ in root[1].modules()))))
     units.ignored = _ignored(model, getattr(plugin, "ignored_modules", None))
     found, units.reason = _candidates(model, plugin)
     owners = _owners(model)
+    for name, one in _between(model, units.roots, owners):
+        units.ignored.add(one)
+        units.left[name] = f"{type(model).__name__} has no forward, and shares it between parts: it stays whole"
+    for name, root in list(units.roots.items()):  # one is a part of another, by a second name
+        inside = any(root is not other and root in set(other.modules()) for other in units.roots.values())
+        if inside and _unfit(root, owners, units.ignored) is not None:
+            del units.roots[name]
     for name in sorted(found, key=lambda name: -name.count(".")):
         module = found[name]
         if module is model or any(module is root for root in units.roots.values()):
@@ -212,6 +220,19 @@ def _owners(model: nn.Module) -> dict[int, set[nn.Module]]:
         for one in module.parameters(recurse=False):
             owners.setdefault(id(one), set()).add(module)
     return owners
+
+
+def _between(
+    model: nn.Module, roots: dict[str, nn.Module], owners: dict[int, set[nn.Module]]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters in what is called from outside that are tied to something outside of it: each part is sharded by
+    itself, and would get one of its own.
+    """
+    inside = [set(root.modules()) for root in roots.values()]
+    for name, one in model.named_parameters():
+        holders = owners[id(one)]
+        if len(holders) > 1 and not any(holders <= part for part in inside):
+            yield name, one
 
 
 def _unfit(module: nn.Module, owners: dict[int, set[nn.Module]], ignored: set[nn.Parameter]) -> str | None:

@@ -274,3 +274,97 @@ def test_what_is_cut_off_while_it_is_brought_together_is_as_it_was(nb: Notebook,
         nb.ok("train_alone()")
         assert nb.value("apart()") < 1e-5
         trains_as_alone(nb)
+
+
+TREES = """
+import copy, random, torch
+from torch import nn
+from nbdist import Accelerator
+
+SHAPES = [(1,), (3,), (2, 5), (7, 3, 2), (1, 9), (4, 4), (0, 3)]
+
+def tree(seed):
+    '''A module of modules: tied, frozen and buffered, of any shapes.'''
+    pick = random.Random(seed)
+    torch.manual_seed(seed)
+    parameters, buffers, modules = [], [], []
+
+    def make(depth):
+        if modules and pick.random() < 0.15:
+            return pick.choice(modules)
+        module = pick.choice([nn.Module, nn.Sequential, Kind])()
+        for name in "abc"[: pick.randint(0, 3)]:
+            if parameters and pick.random() < 0.2:
+                one = pick.choice(parameters)
+            else:
+                one = nn.Parameter(torch.randn(pick.choice(SHAPES)), requires_grad=pick.random() < 0.8)
+                parameters.append(one)
+            setattr(module, name, one)
+        if pick.random() < 0.4:
+            one = pick.choice(buffers) if buffers and pick.random() < 0.3 else torch.randn(pick.choice(SHAPES))
+            buffers.append(one)
+            module.register_buffer("held", one, persistent=pick.random() < 0.7)
+        if depth:
+            for at in range(pick.randint(0, 3)):
+                module.add_module(str(at), make(depth - 1))
+        modules.append(module)
+        return module
+
+    whole = make(3)
+    whole.add_module("last", nn.Linear(3, 5))
+    return whole
+
+class Kind(nn.Module):
+    pass
+
+def change(module, by):
+    with torch.no_grad():
+        for at, one in enumerate([*module.parameters(), *module.buffers()]):
+            if (at + by) % 3:
+                one.mul_(0.5).add_(by)
+
+def edit(module, by):
+    with torch.no_grad():
+        for at, one in enumerate([*module.parameters(), *module.buffers()]):
+            if (at + by) % 2 and one.numel():
+                one.view(-1)[-1] = by
+    for at, one in enumerate(module.parameters()):
+        if at % 4 == by:
+            one.requires_grad_(not one.requires_grad)
+
+def facts(module):
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    first = {}
+    its = [(name, first.setdefault(id(one), name), type(one), one.requires_grad) for name, one in named]
+    return its, [one for _, one in named]
+
+def apart():
+    found = []
+    for seed, (one, other) in enumerate(zip(trees, others, strict=True)):
+        (its, tensors), (wanted, there) = facts(one), facts(other)
+        if its != wanted or not all(map(torch.equal, tensors, there)):
+            found.append(seed)
+    return found
+
+trees = [tree(seed) for seed in range(24)]
+others = copy.deepcopy(trees)
+"""
+
+
+def test_modules_of_any_shape_come_home_as_they_are(nb: Notebook) -> None:
+    nb.ok(TREES)
+    nb.ranks(
+        "accelerator = Accelerator()\ntrees[:] = [accelerator.prepare(one) for one in trees]", "-n 2 --backend fsdp"
+    )
+    for by in (1, 2):
+        nb.ranks(f"for one in trees: change(one, {by})")
+        nb.ok(f"for one in others: change(one, {by})")
+        assert nb.value("apart()") == []
+        nb.ok(f"for one in [*trees, *others]: edit(one, {by})")
+    assert (
+        nb.value("[sum(len(facts(one)[0]) for one in every) for every in ranks['trees']]")
+        == [nb.value("sum(len(facts(one)[0]) for one in trees)")] * 2
+    )
+    nb.ranks("kinds = sorted({type(one).__name__ for tree in trees for one in tree.parameters()})\nchange(trees[0], 3)")
+    nb.ok("change(others[0], 3)")
+    assert nb.value("apart()") == [] and nb.value("kinds") == ["DTensor", "Parameter"]

@@ -74,6 +74,23 @@ def test_units_are_the_repeated_blocks_and_ties_stay_in_one() -> None:
     assert asked.left == {"embed": "it shares a weight with another part of the model"}
 
 
+def test_what_parts_of_a_model_without_a_forward_share_stays_one() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reads, self.writes = nn.Sequential(nn.Linear(4, 4), Block()), nn.Linear(4, 4)
+            self.writes.weight = self.reads[0].weight
+            self.last = self.reads[1]
+
+    model = Holder()
+    chosen = units.choose(model)
+    assert chosen.ignored == {model.writes.weight} and "it stays whole" in str(chosen)
+    assert list(chosen.roots) == ["writes", "last", "reads"]  # what is a part of another one is sharded first
+    model.reads[1].up.weight = nn.Parameter(torch.ones(4, 4))
+    model.reads[0].weight = model.last.up.weight
+    assert list(units.choose(model).roots) == ["writes", "reads"]
+
+
 def test_a_class_that_no_module_has_is_an_error_that_lists_the_others() -> None:
     plugin = FullyShardedDataParallelPlugin(transformer_cls_names_to_wrap=["Blok"])
     with pytest.raises(ValueError, match=r"Tied has no module of the class Blok\. It has .*Block \(2\)"):
