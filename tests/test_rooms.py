@@ -70,7 +70,7 @@ MAY = {
     "keeping": {"accumulation", "held", "loose", "window"},
     "bare": {"accumulation", "loose"},
     "window": {"accumulation", "beside", "data", "held", "weighing"},
-    "accumulation": {"bare", "beside", "data", "loose", "messages", "strategies", "weighing", "window"},
+    "accumulation": {"bare", "beside", "data", "loose", "messages", "state", "strategies", "weighing", "window"},
     "scheduler": {"strategies"},
     "precision": {"checks", "state", "config", "kwargs"},
     "views": {"precision", "shipping"},

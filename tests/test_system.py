@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from nbdist import system
@@ -134,3 +135,14 @@ def test_windows_mocked_imports_the_package_and_what_needs_no_ranks() -> None:
     code = WINDOWS + "import nbdist, nbdist.system, nbdist.config.detect; print(nbdist.__version__, dir(nbdist)[:1])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    blocks = [bytearray(100_000) for _ in range(600)]
+    above = bytearray(100_000)  # the heap does not end with what is freed
+    process = psutil.Process()
+    del blocks
+    before = process.memory_info().rss
+    system.give_memory_back()
+    assert before - process.memory_info().rss > 30_000_000
+    assert len(above) == 100_000

@@ -23,7 +23,9 @@ from nbdist.shipping.spread import (
 )
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.walk import LATE, Walked
+from nbdist.system import give_memory_back
 
+_MUCH = 64 << 20  # bytes of wholes in this process's heap, which keeps what is freed in it
 RANK_LOST = "a rank has ended"
 
 
@@ -165,9 +167,14 @@ def _without_advice() -> Iterator[None]:
 
 def let_go(values: Iterable[Any]) -> None:
     """The wholes have been packed."""
+    freed = 0
     for value in values:
         image = image_of(value)
+        if image.whole is not None:
+            freed += image.whole.numel() * image.whole.element_size()
         image.whole, image.reason = None, NOT_GATHERED
+    if freed >= _MUCH:
+        give_memory_back()
 
 
 def stand_for(table: Table) -> list[tuple[Token, str, Token]]:
