@@ -47,8 +47,7 @@ def small(held: Manifest, kind: str, name: str, read: dict[str, torch.Tensor], r
 
 
 def _small_tree(held: Manifest, kind: str, name: str, rank: int) -> Any:
-    own = held.ranks[rank].get(kind, {}) if len(held.ranks) > rank else {}
-    return own.get(name, held.contents[kind][name]["state"])
+    return (of_rank(held, rank) or {}).get(kind, {}).get(name, held.contents[kind][name]["state"])
 
 
 def keys_of_small(held: Manifest, fit: Fit, rank: int) -> list[str]:
@@ -64,9 +63,15 @@ def keys_of_small(held: Manifest, fit: Fit, rank: int) -> list[str]:
 
 def generators_of(held: Manifest, read: dict[str, torch.Tensor], rank: int) -> dict[str, Any]:
     """The random states that this rank gets."""
-    if rank < len(held.ranks):
-        return tree.decode(held.ranks[rank]["rng"], read.__getitem__)
-    return generators.for_new_rank(rank, [tree.decode(one["rng"], read.__getitem__) for one in held.ranks])
+    own = of_rank(held, rank)
+    if own is not None:
+        return tree.decode(own["rng"], read.__getitem__)
+    return generators.for_new_rank(rank, [tree.decode(one["rng"], read.__getitem__) for one in held.ranks if one])
+
+
+def of_rank(held: Manifest, rank: int) -> dict[str, Any] | None:
+    """What is this rank's own; None: it was not there, or has saved on another machine's disk."""
+    return held.ranks[rank] if rank < len(held.ranks) else None
 
 
 def _model(held: Manifest, fit: Fit, name: str, model: torch.nn.Module, read: dict[str, torch.Tensor]) -> None:

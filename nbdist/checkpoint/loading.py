@@ -128,8 +128,9 @@ def _apply(
 
 
 def _keys_of_rest(held: Manifest, rank: int) -> list[str]:
-    own = held.ranks[rank : rank + 1] or held.ranks
-    return tree.keys([*(one["rng"] for one in own), held.contents.get("scaler")])
+    own = applying.of_rank(held, rank)
+    ranks = [own] if own is not None else [one for one in held.ranks if one]
+    return tree.keys([*(one["rng"] for one in ranks), held.contents.get("scaler")])
 
 
 def _try_small(held: Manifest, fit: fitting.Fit, tensors: dict[str, torch.Tensor], rank: int) -> None:

@@ -63,7 +63,8 @@ class Tensor:
 
 @dataclass
 class Manifest:
-    """See the top of this module. `contents` by kind and name; `ranks`: what is each rank's own."""
+    """See the top of this module. `contents` by kind and name; `ranks`: what is each rank's own, None
+    of those that have saved on another disk."""
 
     id: str
     world_size: int

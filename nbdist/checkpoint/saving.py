@@ -32,9 +32,15 @@ def snapshot(accelerator: Any, output_dir: Any, hooks: list[Callable[..., Any]])
     configuration: ProjectConfiguration = accelerator.project_configuration
     node = me.rank - me.local_rank if configuration.save_on_each_node else 0
 
-    def ask() -> tuple[int, Any, dict[str, list[str]], tuple[str, int | None]]:
+    def ask() -> tuple[int, Any, dict[str, list[str]], tuple[str, int | None], str]:
         asked = target(configuration, output_dir)
-        return node, output_dir and asked[0], {kind: list(ones) for kind, ones in named.items()}, asked
+        return (
+            node,
+            output_dir and asked[0],
+            {kind: list(ones) for kind, ones in named.items()},
+            asked,
+            uuid.uuid4().hex[:12],
+        )
 
     told = together(NAME, ask)
     if any(one[2] != told[0][2] for one in told):  # what nobody holds any more may be gone on one, and not on another
@@ -44,11 +50,11 @@ def snapshot(accelerator: Any, output_dir: Any, hooks: list[Callable[..., Any]])
     group = [rank for rank, one in enumerate(told) if one[0] == node]
     leader = group[0]
     path, number = told[0][3]  # the first rank counts: another machine may see another folder
-    token = uuid.uuid4().hex[:12]
+    token = told[0][4]
     partial = together(NAME, lambda: place.begin(path, token) if me.rank == leader else "")[leader]
     try:
         together(NAME, lambda: _see(partial, leader, me.rank))
-        return _captured(accelerator, named, hooks, path, partial, number, me.rank, leader, group)
+        return _captured(accelerator, named, hooks, path, partial, number, me.rank, leader, group, len(told))
     except BaseException:
         if me.rank == leader:
             place.discard(partial)
@@ -57,7 +63,7 @@ def snapshot(accelerator: Any, output_dir: Any, hooks: list[Callable[..., Any]])
 
 def _captured(
     accelerator: Any, named: dict[str, dict[str, Any]], hooks: list[Callable[..., Any]], path: str, partial: str,
-    number: int | None, rank: int, leader: int, group: list[int],
+    number: int | None, rank: int, leader: int, group: list[int], ranks: int,
 ) -> writing.Snapshot:  # fmt: skip
     tensors = contents.Tensors()
     found: dict[str, Any] = {}
@@ -97,7 +103,7 @@ def _captured(
     pieces = writing.plan(tensors.by_key, rank, leader, group, frozenset(private))
     held = manifest.Manifest(
         id=partial.rpartition("-")[2],
-        world_size=len(group),
+        world_size=ranks,
         strategy=accelerator._strategy.name,
         contents=found,
         ranks=[],

@@ -174,7 +174,7 @@ def finish(snapshot: Snapshot, patience: float | None = None, lost: Callable[[in
             known = held.tensors.setdefault(key, manifest.Tensor(tensor["dtype"], tensor["shape"], []))
             known.chunks += chunks
         os.unlink(_done(snapshot, rank))
-    held.ranks = [parts[rank]["own"] for rank in snapshot.group]
+    held.ranks = [parts[rank]["own"] if rank in parts else None for rank in range(held.world_size)]
     held.other = place.others(snapshot.partial, set(held.files))
     for name in held.other:
         place.sync(os.path.join(snapshot.partial, name))

@@ -99,33 +99,54 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_what_was_there(tm
     assert (tmp_path / "foreign-0" / "thesis.txt").read_text() == "years of work"
 
 
-def not_seen(rank: int, ranks: int, folder: str) -> str:
-    """Rank 1 is on another machine, as far as its disk is concerned."""
+def on_own_disk(folder: str) -> bool:
+    """From now on this process is on another machine, as far as its disk is concerned. False: that is not allowed."""
     import ctypes
 
+    libc = ctypes.CDLL(None, use_errno=True)
+    private, new_namespace = 1 << 18 | 1 << 14, 0x20000
+    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+        return False
+    return not libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, None)
+
+
+def two_machines(rank: int, ranks: int, folder: str) -> dict[str, str]:
     from nbdist import Accelerator
+    from nbdist.utils import ProjectConfiguration
 
     if rank == 1:
-        libc = ctypes.CDLL(None, use_errno=True)
-        private, new_namespace = 1 << 18 | 1 << 14, 0x20000
-        if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
-            return "not allowed here"
-        if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, None):
-            return "not allowed here"
+        os.environ["LOCAL_RANK"] = "0"
+        if not on_own_disk(folder):
+            return {"skip": "it is not allowed to have a mount namespace"}
     accelerator = Accelerator()
-    accelerator.prepare(model := nn.Linear(2, 2))
-    return told_by(lambda: accelerator.save_state(f"{folder}/ck")) + repr(model)[:0]
+    model = filled(nn.Linear(2, 2), 1.0)
+    model = accelerator.prepare(model)
+    told = {"shared": told_by(lambda: accelerator.save_state(f"{folder}/ck"))}
+    told["left"] = " ".join(os.listdir(folder))
+    configuration = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, save_on_each_node=True)
+    accelerator = Accelerator(project_config=configuration)
+    model = accelerator.prepare(model)
+    accelerator.save_state()
+    told["each"] = " ".join(sorted(os.listdir(f"{folder}/checkpoints/checkpoint_0")))
+    filled(accelerator.unwrap_model(model), 2.0)
+    accelerator.load_state()
+    told["value"] = str(accelerator.unwrap_model(model).weight[0, 0].item())
+    return told
 
 
 @pytest.mark.ranks
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount namespace of its own")
-def test_a_rank_that_does_not_see_the_folder_is_named(tmp_path: Path) -> None:
-    first, second = run_ranks(not_seen, 2, str(tmp_path))
-    if second == "not allowed here":
-        pytest.skip(second)
-    assert second.startswith("OSError: rank 1 does not see ") and "which rank 0 has made" in second
-    assert "rank 1 failed" in first and "save_on_each_node" in first
-    assert os.listdir(tmp_path) == []
+def test_machines_without_a_common_disk(tmp_path: Path) -> None:
+    """A rank that does not see the folder is named; or each machine saves all of it."""
+    first, second = run_ranks(two_machines, 2, str(tmp_path))
+    if "skip" in second:
+        pytest.skip(second["skip"])
+    assert second["shared"].startswith("OSError: rank 1 does not see ") and "which rank 0 has made" in second["shared"]
+    assert "rank 1 failed" in first["shared"] and "save_on_each_node" in first["shared"]
+    assert first["left"] == second["left"] == ""
+    assert first["each"] == "manifest.json rank-00000.safetensors"
+    assert second["each"] == "manifest.json rank-00001.safetensors"
+    assert first["value"] == second["value"] == "1.0"
 
 
 # ---------------------------------------------------------------- damage
