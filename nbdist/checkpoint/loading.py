@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from nbdist import checks, state
 from nbdist.checkpoint import applying, fitting, generators, manifest, naming, place, reading, saving, tree
 from nbdist.checkpoint.agreeing import together
 from nbdist.checkpoint.blocks import Files
 from nbdist.checkpoint.manifest import BadCheckpoint, Manifest
+from nbdist.checkpoint.progress import Progress
 from nbdist.kwargs import ProjectConfiguration
 from nbdist.messages import DistributedOperationException
 
@@ -54,13 +57,8 @@ def load(
     strict: bool,
     names: Mapping[str, str],
     hooks: list[Callable[..., Any]],
-    told: Callable[[int], Any] = lambda count: None,
 ) -> Loaded:
-    """See `Checkpoints.load_state`. A collective.
-
-    Args:
-        told: is told of bytes that were read.
-    """
+    """See `Checkpoints.load_state`. A collective."""
     me = state.current()
     named = accelerator._named.all()
     path = _agreed_path(accelerator.project_configuration, input_dir)
@@ -89,9 +87,10 @@ def load(
     tensors: dict[str, torch.Tensor] = {}
 
     def fetch() -> None:
-        with Files(path) as files:
+        total = sum(_bytes(held, key, like) for key, like in fit.wanted.items())
+        with Files(path) as files, Progress(NAME, total, me.rank == 0) as progress:
             files.check((name, one["bytes"]) for name, one in held.files.items())
-            tensors.update(reading.read(files, held, fit.wanted, told))
+            tensors.update(reading.read(files, held, fit.wanted, progress))
         _try_small(held, fit, tensors, me.rank)
 
     together(NAME, fetch)
@@ -125,6 +124,13 @@ def _apply(
     if following is not None:
         accelerator.project_configuration.iteration = following
     generators.restore(applying.generators_of(held, tensors, rank))
+
+
+def _bytes(held: Manifest, key: str, like: DTensor | None) -> int:
+    if like is not None:
+        return like.to_local().numel() * like.element_size()
+    tensor = held.tensors.get(key)
+    return 0 if tensor is None else math.prod(tensor.shape) * tree.dtype(tensor.dtype).itemsize
 
 
 def _keys_of_rest(held: Manifest, rank: int) -> list[str]:

@@ -14,6 +14,7 @@ import nbdist
 from nbdist import checks, state
 from nbdist.checkpoint import contents, generators, manifest, place, unfinished, writing
 from nbdist.checkpoint.agreeing import together
+from nbdist.checkpoint.progress import Progress
 from nbdist.kwargs import ProjectConfiguration
 from nbdist.messages import DistributedOperationException
 
@@ -192,7 +193,7 @@ def _see(partial: str, leader: int, rank: int) -> None:
         )
 
 
-def write(snapshot: writing.Snapshot, wrote: Callable[[int], Any] = lambda count: None) -> None:
+def write(snapshot: writing.Snapshot) -> None:
     """Write it all. A collective; behind it the checkpoint is there.
 
     Raises:
@@ -200,7 +201,8 @@ def write(snapshot: writing.Snapshot, wrote: Callable[[int], Any] = lambda count
             what had the name before is there.
     """
     try:
-        together(NAME, lambda: writing.write(snapshot, wrote))
+        with Progress(NAME, snapshot.bytes, state.current().rank == 0) as progress:
+            together(NAME, lambda: writing.write(snapshot, progress))
         together(NAME, lambda: writing.finish(snapshot) if snapshot.leads else None)
     except BaseException:
         if snapshot.leads:
