@@ -32,7 +32,8 @@ def gather(run: CellRun, stopped: bool) -> None:
     which, left = _choose(run, waiting, stopped)
     run.owing.update(waiting)
     replaced = run.done[run.lead]["reached"].get("stand_for", ()) if run.lead in waiting else ()
-    run.pool.send(waiting, "give", cell=run.number, which=which, left=left, replaced=replaced)
+    tokens = run.done[run.lead]["reached"]["tokens"] if which else []
+    run.pool.send(waiting, "give", cell=run.number, which=which, left=left, replaced=replaced, tokens=tokens)
     _wait(run, bool(which), stopped)
 
 

@@ -23,7 +23,7 @@ from nbdist.shipping.message import BIND, EXTRA, Encoder
 from nbdist.shipping.peeking import peek
 from nbdist.shipping.provisional import Provisional
 from nbdist.shipping.raised import pack_raised
-from nbdist.shipping.reaching import Reached, adopt, gather, let_go, reached, stand_for
+from nbdist.shipping.reaching import Reached, adopt, gather, let_go, reached, stand_for, take_the_places
 from nbdist.shipping.table import Table, Token
 from nbdist.shipping.unpacking import DecodeFailed, decode
 from nbdist.shipping.versions import RankModules
@@ -232,14 +232,22 @@ class Away:
         return {**self._reached.report(), "stand_for": stand_for(table) if lead else []}
 
     def gather(
-        self, which: Sequence[int], left: Mapping[int, str], replaced: Iterable[tuple[Token, str, Token]], *, lead: bool
+        self,
+        which: Sequence[int],
+        left: Mapping[int, str],
+        replaced: Iterable[tuple[Token, str, Token]],
+        tokens: Sequence[Token],
+        *,
+        lead: bool,
     ) -> None:
         """Bring these of what `reach` told together, and know why the others are left; on all ranks at once.
 
         Args:
             replaced: what the lead rank told as "stand_for".
+            tokens: under which the lead rank knows the tensors, where all ranks have the same.
         """
         adopt(self._table, replaced)
+        take_the_places(self._table, self._reached.values, tokens)
         for place, reason in left.items():
             self._reached.stay([place], reason)
         gather([self._reached.values[place] for place in which], keep=lead)

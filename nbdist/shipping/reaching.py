@@ -201,6 +201,18 @@ def stand_for(table: Table) -> list[tuple[Token, str, Token]]:
     return found
 
 
+def take_the_places(table: Table, values: Sequence[Any], tokens: Sequence[Token]) -> None:
+    """Tensors that this rank has made anew (the lead rank alone had the weights, say) stand for the notebook's, which
+    they are the parts of: what is changed there reaches them.
+    """
+    pairs = [
+        (table.objects[token], value)
+        for value, token in zip(values, tokens, strict=False)
+        if token in table.objects and id(value) not in table.tokens
+    ]
+    table.replace(pairs)
+
+
 def adopt(table: Table, replaced: Iterable[tuple[Token, str, Token]]) -> None:
     """Have those tensors stand for what they have replaced."""
     pairs: dict[Token, tuple[Any, Any]] = {}

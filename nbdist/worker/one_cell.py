@@ -78,7 +78,7 @@ def give_what_is_pending(rank: Rank, message: Message) -> None:
     try:
         try:
             rank.interrupts.running = rank.interrupts.packing = True
-            rank.away.gather(message["which"], message["left"], message["replaced"], lead=lead)
+            rank.away.gather(message["which"], message["left"], message["replaced"], message["tokens"], lead=lead)
         finally:
             rank.interrupts.pause()
     except BaseException as error:

@@ -239,6 +239,22 @@ def test_meshes_of_two_dimensions(nb: Notebook, sizes: str) -> None:
     nb.ok("%distributed stop -n 4")
 
 
+def test_where_rank_0_alone_has_the_weights_what_the_notebook_changes_reaches_all(nb: Notebook) -> None:
+    nb.ok(MADE)
+    nb.ranks(
+        "if rank:\n    with torch.device('meta'):\n"
+        "        model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3))\n"
+        "    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)\n"
+        "    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)\n"
+        "from nbdist import FullyShardedDataParallelPlugin as Plugin\n"
+        + PREPARE.replace("Accelerator()", "Accelerator(fsdp_plugin=Plugin(cpu_ram_efficient_loading=True))"),
+        "-n 2 --backend fsdp",
+    )
+    trains_as_alone(nb)
+    nb.ok("with torch.no_grad():\n    both(lambda one, its: one[0].weight.zero_())")
+    trains_as_alone(nb)
+
+
 TROUBLE = """
 import os, time
 from nbdist.shipping import reaching
