@@ -153,16 +153,13 @@ def _gather(value: Any, image: Image, keep: bool) -> None:
 @contextmanager
 def _without_advice() -> Iterator[None]:
     """torch tells, at length and on each rank, that parts of a mesh of two dimensions are gathered in two steps."""
-
-    def nothing(record: Any) -> bool:
-        return False
-
-    log = logging.getLogger("torch.distributed.tensor._redistribute")
-    log.addFilter(nothing)
+    log = logging.getLogger("torch.distributed.tensor")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.removeFilter(nothing)
+        log.setLevel(level)
 
 
 def let_go(values: Iterable[Any]) -> None:
