@@ -183,6 +183,15 @@ INTERFACES: tuple[Interface, ...] = (
     ),
     Interface(
         "torch",
+        "_attention",
+        "nbdist/context.py",
+        "how ranks get the keys and values of others under context parallel is the user's choice",
+        "torch's own default, which adds the same in another order",
+        self_tests_sharded.choosing_the_exchange_of_keys,
+        "",
+    ),
+    Interface(
+        "torch",
         "_training_state _state_ctx _comm_ctx _sharded_state _all_gather_result _post_reduce_event "
         "_reshard_after_forward_event _all_reduce_state _post_forward_indices _modules_to_run_forward "
         "_composable_state _module_state_mapping _fsdp_state",
@@ -331,7 +340,7 @@ INTERFACES: tuple[Interface, ...] = (
         "nbdist/shipping/exporters.py nbdist/shipping/kinds_object.py nbdist/strategies/ddp.py "
         "nbdist/strategies/replica.py nbdist/strategies/unwrapping.py nbdist/compiling.py nbdist/keeping.py "
         "nbdist/strategies/fsdp.py nbdist/strategies/sharded.py nbdist/checkpoint/naming.py "
-        "magics/session.py",
+        "nbdist/strategies/tensor.py magics/session.py",
         "a compiled module comes back as the module; what was compiled stays",
         "it is a module like any other, with one inside",
         self_tests.compiled,
@@ -474,6 +483,7 @@ DOCUMENTED = {
     "_exit_code": "IPython's variable for the end of !command",
     "_stand_in": "a name in code that nbdist writes: the frame of an exception again",
     "_no_split_modules": "transformers' word for blocks that stay whole, looked for",
+    "_tp_plan": "transformers' word for how layers are split over ranks, looked for",
     "_original_forward": "accelerate's mark on a module, looked for",
     "_distributed": "of datasets.IterableDataset, looked for: already split by rank",
 }

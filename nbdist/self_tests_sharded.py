@@ -39,3 +39,9 @@ def repairing_of_sharded_modules() -> None:
     assert fsdp_repair.can_repair()
     assert callable(_inside("_fsdp_param").FSDPParam.to_sharded)
     assert {"IDLE", "FORWARD"} <= set(_inside("_fsdp_common").TrainingState.__members__)
+
+
+def choosing_the_exchange_of_keys() -> None:
+    from torch.distributed.tensor.experimental import _attention
+
+    assert callable(getattr(_attention, "set_rotate_method", None))
