@@ -59,7 +59,7 @@ class FullyShardedDataParallelPlugin:
         limit_all_gathers, use_orig_params: no effect: FSDP2 always does.
         param_init_fn: called with each module of a model on the meta device, to give its parameters their values.
         sync_module_states: no effect: ranks always start with rank 0's values.
-        forward_prefetch: no effect.
+        forward_prefetch: gather the next unit while this one computes, in an order that is set beforehand. Default False.
         activation_checkpointing: compute each unit's inside again in backward, instead of keeping it.
         activation_checkpointing_offload: besides, keep what goes into a unit in CPU memory.
         cpu_ram_efficient_loading: only rank 0 has the weights; the other ranks' models may be on the meta device.
