@@ -59,7 +59,7 @@ class FullyShardedDataParallelPlugin:
         limit_all_gathers, use_orig_params: no effect: FSDP2 always does.
         param_init_fn: called with each module of a model on the meta device, to give its parameters their values.
         sync_module_states: no effect: ranks always start with rank 0's values.
-        forward_prefetch: gather the next unit while this one computes, in an order that is set beforehand. Default False.
+        forward_prefetch: gather the next unit while this one computes, in the order of the modules. Default False.
         activation_checkpointing: compute each unit's inside again in backward, instead of keeping it.
         activation_checkpointing_offload: besides, keep what goes into a unit in CPU memory.
         cpu_ram_efficient_loading: only rank 0 has the weights; the other ranks' models may be on the meta device.
@@ -209,13 +209,13 @@ _FLAGS = {
     "activation_checkpointing": "ACTIVATION_CHECKPOINTING",
     "activation_checkpointing_offload": "ACTIVATION_CHECKPOINTING_OFFLOAD",
     "cpu_ram_efficient_loading": "CPU_RAM_EFFICIENT_LOADING",
+    "forward_prefetch": "FORWARD_PREFETCH",
 }
 # What FSDP2 always does: the value that says so, and why another one changes nothing.
 _IGNORED = {
     "limit_all_gathers": (True, "FSDP2 needs no limit"),
     "use_orig_params": (True, "FSDP2 keeps parameters apart as they are"),
     "sync_module_states": (True, "the ranks always start with rank 0's values"),
-    "forward_prefetch": (False, "FSDP2 gathers the next unit while this one computes"),
 }
 
 

@@ -132,7 +132,6 @@ def test_a_wrong_value_is_named_when_the_plugin_is_made(given: dict[str, Any], k
         ({"fsdp_version": 1}, "the model is sharded by FSDP2"),
         ({"use_orig_params": False}, "use_orig_params=False has no effect"),
         ({"sync_module_states": False}, "the ranks always start with rank 0's values"),
-        ({"forward_prefetch": True}, "forward_prefetch=True has no effect"),
         ({"backward_prefetch": "NO_PREFETCH"}, "backward_prefetch=NO_PREFETCH has no effect"),
         ({"state_dict_config": object()}, "state_dict_config has no effect"),
         ({"mixed_precision_policy": {"buffer_dtype": torch.float16}}, "buffer_dtype has no effect"),
