@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from nbdist import checks, state
-from nbdist.checkpoint import applying, fitting, generators, manifest, naming, place, reading, saving, tree
+from nbdist.checkpoint import applying, contents, fitting, generators, manifest, naming, place, reading, saving, tree
 from nbdist.checkpoint.agreeing import together
 from nbdist.checkpoint.blocks import Files
 from nbdist.checkpoint.manifest import BadCheckpoint, Manifest
@@ -106,7 +106,7 @@ def load(
             )
     together(NAME, lambda: _apply(accelerator, held, fit, named, tensors, me.rank, skipped))
     loaded = {kind: [name for name in pairs if name not in skipped] for kind, pairs in fit.pairs.items()}
-    read = sum(one.numel() * one.element_size() for one in tensors.values())
+    read = sum(contents.local(one).nbytes for one in tensors.values())
     return Loaded(path, loaded, fit.notes, held.world_size, read)
 
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
-from nbdist.checkpoint import tree
+from nbdist.checkpoint import contents, tree
 from nbdist.checkpoint.blocks import Files
 from nbdist.checkpoint.manifest import BadCheckpoint, Manifest, Tensor
 
@@ -40,7 +40,7 @@ def read(
             found[key] = _part(files, key, tensor, [0] * len(tensor.shape), tensor.shape)
         else:
             found[key] = _sharded(files, key, tensor, like)
-        got(found[key].numel() * found[key].element_size())
+        got(contents.local(found[key]).nbytes)
     return found
 
 
