@@ -5,6 +5,7 @@ state: what the tests of the folder compare.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -60,8 +61,10 @@ def accelerator_of(layout: str, ranks: int, **options: Any) -> Any:
     return Accelerator(**options)
 
 
-def state_of(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """All parameters, buffers and states of optimizers, whole, by name. A collective where they are spread."""
+def state_of(
+    models: dict[str, nn.Module], optimizers: dict[str, Any], whole: Callable[[torch.Tensor], torch.Tensor] = whole
+) -> dict[str, torch.Tensor]:
+    """All parameters, buffers and states of optimizers, by name: whole, which is a collective where they are spread."""
     found: dict[str, torch.Tensor] = {}
     for label, model in models.items():
         found |= {f"{label}.{name}": whole(one).detach().clone() for name, one in model.state_dict().items()}
@@ -75,3 +78,19 @@ def state_of(models: dict[str, nn.Module], optimizers: dict[str, Any]) -> dict[s
                             name = f"{optimizer_label}: {label}.{names[id(parameter)]}/{key}"
                             found[name] = whole(value).detach().clone()
     return found
+
+
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def same(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether this rank's part of it is that of the expected one. No collective."""
+    if not hasattr(tensor, "to_local"):
+        return torch.equal(tensor, expected)
+    (chunk,) = tensor.__create_chunk_list__()
+    if tensor.shape != expected.shape:
+        return False
+    for dim, (at, length) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+        expected = expected.narrow(dim, min(at, expected.shape[dim]), length)
+    return torch.equal(tensor.to_local(), expected)
