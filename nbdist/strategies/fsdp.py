@@ -188,7 +188,10 @@ class FSDP(Strategy):
 
     def _keep(self, model: nn.Module, chosen: str = "", stays: bool = False) -> None:
         """The model is sharded, by us or by the user."""
-        sharded.keep(model, sharded.Sharded(model, self._shards, chosen)).look_after(stays)
+        known = sharded.keep(model, sharded.Sharded(model, self._shards, chosen))
+        known.look_after(stays)
+        for root in known.roots:
+            fsdp_repair.after_forward(root)
 
     def _policies(self, module: nn.Module, called: bool = False) -> dict[str, Any]:
         return policies.policies(module, self._plugin, self.precision, self.process.device, called)
@@ -225,7 +228,11 @@ class FSDP(Strategy):
         for known in sharded.records():
             if known.wanted is not known.applied:
                 known.apply()
-        super().backward(loss, seed, **options)
+        try:
+            super().backward(loss, seed, **options)
+        except Exception:
+            fsdp_repair.after_backward()
+            raise
         if alike.doubtful:
             alike.look()
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from nbdist.state import cell_hooks, interrupt_hooks
-from nbdist.strategies import sharded
+from nbdist.state import cell_hooks, interrupt_hooks, note_once
+from nbdist.strategies import activation, sharded
 
 # Where each is kept, by the class whose __init__ names it.
 _NOTED = {
@@ -80,8 +80,49 @@ def can_repair() -> bool:
     return True
 
 
-def repair(unit: Any) -> None:
-    """One unit, as it is between two iterations."""
+def after_forward(root: Any) -> None:
+    """Put this module right behind each forward that raises, since the user's code may catch that and go on."""
+
+    def behind(module: Any, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and sharded.in_forward(module):  # torch's own hook has not been reached
+            mend(module, drops=False)  # what micro-batches before have given is as it was
+
+    root.register_forward_hook(behind, always_call=True)
+
+
+def after_backward() -> None:
+    """A backward has raised. What is left of it nobody could tell from what micro-batches before have given, so a
+    module that was in it has neither, which is said.
+    """
+    for known in sharded.records():
+        for root in known.roots:
+            if sharded.in_backward(root):
+                mend(root)
+                note_once(
+                    f"a backward of {_name(root)} was not finished, so its gradients were dropped, with those "
+                    "of micro-batches before it in the same window"
+                )
+
+
+def _name(root: Any) -> str:
+    classes = type(root).__mro__
+    return activation.own_class(classes[classes.index(FSDPModule) + 1]).__name__
+
+
+def mend(root: Any, drops: bool = True) -> None:
+    """The units of one module, as they are between two iterations, where this torch can be put right."""
+    if can_repair():
+        for unit in root.modules():
+            if isinstance(unit, FSDPModule):
+                repair(unit, drops)
+
+
+def repair(unit: Any, drops: bool = True) -> None:
+    """One unit, as it is between two iterations.
+
+    Args:
+        drops: its gradients go.
+    """
     state = sharded.state(unit)
     idle = type(state._training_state)["IDLE"]
     state._training_state = idle
@@ -105,4 +146,5 @@ def repair(unit: Any) -> None:
         for one in group.fsdp_params:  # it may have stopped between two of them
             one.to_sharded()
         group._sharded_state = type(group._sharded_state)["SHARDED"]
-    sharded.drop(unit)
+    if drops:
+        sharded.drop(unit)

@@ -47,6 +47,11 @@ class Sharded:
         """Its units, whoever made them, the module itself among them, in the order of their names."""
         return [unit for ref in self._units if (unit := ref()) is not None]
 
+    @property
+    def roots(self) -> list[Any]:
+        """Those of its units that are in no other one."""
+        return [root for ref in self._roots if (root := ref()) is not None]
+
     def apply(self) -> None:
         """Tell the units what is wanted."""
         sync = self.applied = self.wanted
@@ -94,15 +99,14 @@ class Sharded:
             if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
                 views.bare(module).reshard()
 
-        for ref in self._roots:
-            if (root := ref()) is not None:
-                root.register_forward_pre_hook(before)
-                if stays:
-                    _stay.add(root)
-                    root.register_forward_hook(behind)
-                note = getattr(state(root), "_lazy_init", None)
-                if note is not None and not any(one.is_meta for one in root.parameters()):
-                    note()
+        for root in self.roots:
+            root.register_forward_pre_hook(before)
+            if stays:
+                _stay.add(root)
+                root.register_forward_hook(behind)
+            note = getattr(state(root), "_lazy_init", None)
+            if note is not None and not any(one.is_meta for one in root.parameters()):
+                note()
 
 
 _known: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
@@ -157,7 +161,18 @@ def computes(unit: Any) -> bool:
     """Whether the unit is in its forward, or has other insides, so that nothing can begin one."""
     found = state(unit)
     ways = all(hasattr(found, name) for name in ("_pre_forward", "_post_forward", "_training_state"))
-    return not ways or found._training_state.name == "FORWARD"
+    return not ways or in_forward(unit)
+
+
+def in_forward(unit: Any) -> bool:
+    """Whether torch takes the unit to be in its forward: it is, or that has raised."""
+    now = getattr(state(unit), "_training_state", None)
+    return now is not None and now.name == "FORWARD"
+
+
+def in_backward(root: Any) -> bool:
+    """Whether torch takes a backward through this module to go on: it does, or that has raised."""
+    return bool(getattr(getattr(state(root), "_state_ctx", None), "post_backward_final_callback_queued", False))
 
 
 def begin(unit: Any) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from nbdist import views
-from nbdist.strategies import sharded
+from nbdist.strategies import fsdp_repair, sharded
 
 _MARK = "_nbdist_ways"
 
@@ -41,6 +41,10 @@ def _way(cls: type, name: str) -> Any:
         begin = _Begin(views.bare(self))
         try:
             output = call(*args, **kwargs)
+        except Exception:
+            if begin.begun:
+                fsdp_repair.mend(begin.unit, drops=False)
+            raise
         finally:
             begin.end()
         return sharded.end(begin.unit, output) if begin.begun else output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -238,6 +239,64 @@ def test_a_window_that_is_open_keeps_its_gradients_when_another_loss_goes_throug
     for name, ranks in (("fsdp", 2), ("hybrid", 4)):
         for found in run_ranks(_adversaries, ranks, name):
             assert found == pytest.approx(right, abs=1e-6), name
+
+
+class Raising(torch.autograd.Function):
+    """Raises in forward or in backward, when it is told to."""
+
+    told = ""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        if Raising.told == "forward":
+            raise ValueError("forward")
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if Raising.told == "backward":
+            raise ValueError("backward")
+        return gradient
+
+
+def _caught(rank: int, ranks: int, name: str) -> tuple[list[float], list[str]]:
+    """As code that tries a smaller batch does: forward, a method and backward raise on all ranks, and it goes on."""
+    accelerator = Accelerator(strategy=name)
+    model = Tied()
+    model.blocks[0].register_forward_hook(lambda module, inputs, output: Raising.apply(output))
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.01, momentum=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    tokens = TOKENS.chunk(ranks)[rank]
+    told = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(8):
+            for raises, way in {2: [("forward", model), ("forward", model.encode)], 4: [("backward", model)]}.get(
+                step, []
+            ):
+                Raising.told = raises
+                try:
+                    accelerator.backward(loss_of(way(tokens)))
+                except ValueError as error:
+                    told.append(str(error))
+                Raising.told = ""
+                if raises == "backward":
+                    optimizer.zero_grad()  # plain torch keeps what a part of it has left
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model(tokens)))
+                optimizer.step()
+                optimizer.zero_grad()
+    return whole(model), told + [str(one.message) for one in said if "was not finished" in str(one.message)]
+
+
+@pytest.mark.ranks
+def test_what_raises_and_is_caught_leaves_it_training() -> None:
+    right, told = _caught(0, 1, "single")
+    assert told == ["forward", "forward", "backward"]
+    for rank, (found, also) in enumerate(run_ranks(_caught, 2, "fsdp")):
+        assert found == pytest.approx(right, abs=1e-6)
+        assert also[:3] == told and len(also) == (4 if rank == 0 else 3)
+        assert rank or also[3].startswith("a backward of Tied was not finished, so its gradients were dropped")
 
 
 def _by_hand(rank: int, ranks: int) -> tuple[list[float], bool]:
