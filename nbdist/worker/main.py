@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -257,6 +258,7 @@ class Rank:
             if message["repair"] and not self.repaired:
                 self.repair()
             if message["generation"]:
+                gc.collect()  # what an interrupted cell's exception still holds in a circle: dead groups, with threads
                 how = self.groups.heal(message["generation"], message["names"], message["count"])
             if how == "made again":
                 self.default_group.adopt()

@@ -24,7 +24,7 @@ def complete(nb: Notebook, code: str, cursor: int | None = None) -> set[str]:
     [
         ("%%distributed --out", {"%%distributed --output"}),
         ("%%distributed --o", {"%%distributed --output"}),
-        ("%%distributed --re", {"%%distributed --return"}),
+        ("%%distributed --re", {"%%distributed --return", "%%distributed --return-limit"}),
         ("%%distributed -n 2 --fr", {"%%distributed -n 2 --fresh"}),
         ("%distributed on --mixed-precision b", {"%distributed on --mixed-precision bf16"}),
         ("%distributed on --backend f", {"%distributed on --backend fsdp"}),

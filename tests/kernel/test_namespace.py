@@ -467,8 +467,8 @@ def test_one_attribute_that_cannot_travel_does_not_spoil_its_object(nb: Notebook
 @pytest.fixture
 def small_limit(nb: Notebook) -> Iterator[None]:
     nb.ok(
-        "import functools, nbdist.magics.distributed as _d\n_usual = _d.Request\n"
-        "_d.Request = functools.partial(_usual, limit=100_000)"
+        "import nbdist.magics.distributed as _d\n_usual = _d.Request\n"
+        "_d.Request = lambda *parts, **options: _usual(*parts, **(options | {'limit': 100_000}))"
     )
     yield
     nb.ok("_d.Request = _usual")

@@ -157,7 +157,8 @@ class Notebook:
         changed = [any(flags) for flags in zip(*(report["changed"] for report in told.values()), strict=True)]
         which = [place for place, flag in enumerate(changed) if flag]
         for rank in running:
-            self.remotes[rank].tell("gather", which, {}, told[lead]["stand_for"], lead=rank == lead)
+            told_by = told[lead]
+            self.remotes[rank].tell("gather", which, {}, told_by["stand_for"], told_by["tokens"], lead=rank == lead)
         for rank in running:
             self.remotes[rank].answer()
         return len(which)
